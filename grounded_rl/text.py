@@ -1,8 +1,8 @@
 """
 Answer text: normalisation, exact match, token F1 and alias matching.
 
-`exact_match` is the reward and the headline metric: the SQuAD normaliser on both sides, no Unicode folding. Every looser rule
-has a name of its own (`exact_match_folded`, `exact_match_numeric`, …), so that two rules are never mixed silently.
+`exact_match` is the reward and the headline metric: the SQuAD normaliser on both sides, no Unicode folding. Every
+looser rule has a name of its own (`exact_match_folded`, `exact_match_numeric`, …): two rules are never mixed silently.
 """
 
 from __future__ import annotations
@@ -25,11 +25,29 @@ _DASHES = "‐‑‒–—―−﹘﹣－"
 _QUOTES = {"‘": "'", "’": "'", "‚": "'", "‛": "'", "′": "'", "“": '"', "”": '"', "„": '"', "‟": '"', "″": '"'}
 _FOLDS = str.maketrans({**dict.fromkeys(_DASHES, "-"), **_QUOTES})
 
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_UNITS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _NUMBER_WORDS = {word: value for value, word in enumerate(_UNITS)}
 _NUMBER_WORDS |= {word: 10 * value for value, word in enumerate(_TENS, start=2)}
 _NUMBER_WORD = re.compile(rf"\b(?:(?:{'|'.join(_TENS)})[-\s](?:{'|'.join(_UNITS[1:10])})|{'|'.join(_NUMBER_WORDS)})\b")
@@ -45,10 +63,9 @@ def normalize_answer(s: str) -> str:
     """
     SQuAD normal form: lower case, ASCII punctuation deleted, articles replaced by a space, whitespace collapsed.
 
-    Non-ASCII dashes, quotes and accents stay as they are; Unicode spaces collapse. The result may be empty ("The", "!!!").
+    Non-ASCII dashes, quotes and accents stay as they are; Unicode spaces collapse. The result may be empty: "The", "!!".
 
     Example:
-
     ```python
     >>> normalize_answer("The  U.S. Army")
     'us army'
@@ -83,14 +100,13 @@ def exact_match(prediction: str | None, answers: str | Iterable[str], *, empty_m
         answers (`str` or `Iterable[str]`):
             Gold answers; one equal answer suffices.
         empty_matches (`bool`, *optional*, defaults to `False`):
-            Let two texts that both normalise to nothing match, as Search-R1 and verl do. It pays for empty answers wherever an
-            alias is an article or punctuation.
+            Let two texts that both normalise to nothing match, as Search-R1 and verl do. It pays for empty answers
+            wherever an alias is an article or punctuation.
 
     Returns:
         `bool`: `False` for an empty list of answers.
 
     Example:
-
     ```python
     >>> exact_match("the Cat.", ["a cat"]), exact_match("", ["The"])
     (True, False)
@@ -154,7 +170,7 @@ def _number(s: str) -> Fraction | None:
 
 def exact_match_numeric(prediction: str | None, answers: str | Iterable[str]) -> bool:
     """
-    Exact match that compares numbers by value: `"1.0"` equals `"1"`, `"3.5"` differs from `"35"` and `"-5"` from `"5"`.
+    Exact match that compares numbers by value: `"1.0"` equals `"1"`, `"3.5"` is not `"35"`, `"-5"` is not `"5"`.
 
     Wherever one of the two is not a plain number, this is `exact_match`. An extra column, never the reward.
     """
@@ -175,8 +191,8 @@ def token_f1(prediction: str | None, answers: str | Iterable[str]) -> float:
     """
     Largest token F1 over the answers, on the SQuAD normal form.
 
-    Where either side is "yes", "no" or "noanswer" the value is 1 for equality and 0 otherwise (the HotpotQA rule). `0.0` where
-    either side is empty.
+    Where either side is "yes", "no" or "noanswer" the value is 1 for equality and 0 otherwise (the HotpotQA rule).
+    `0.0` where either side is empty.
     """
     if prediction is None:
         return 0.0
@@ -222,7 +238,6 @@ def contains_alias(
         `ValueError`: If `matcher` is unknown.
 
     Example:
-
     ```python
     >>> contains_alias("house music in Russia", ["US"]), contains_alias("house music", ["US"], matcher="word_boundary")
     (True, False)
