@@ -1,0 +1,362 @@
+"""
+Embedded BM25 index: built in one pass with bounded memory, searched from memory-mapped files in this process.
+
+Title and body are searched as one field. Analysis: Unicode NFC, words of letters and digits, lower case, accents
+folded to ASCII, English stems. A query is a bag of distinct words; nothing in it is syntax.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import tantivy
+
+from grounded_rl.errors import ConfigurationError, RetrievalError
+from grounded_rl.retrieval.base import Hit, Passage
+from grounded_rl.retrieval.corpus import CorpusDigest, ProgressCallback, id_sort_key, read_corpus
+from grounded_rl.retrieval.manifest import load_manifest, staged_index, write_manifest
+
+BACKEND: Final = "bm25"
+
+MAX_QUERY_CHARACTERS: Final = 65_536
+"""What follows in a longer query is not read."""
+
+MAX_QUERY_TERMS: Final = 256
+"""Distinct words of a query that are searched for: the first ones."""
+
+_MAX_TOKEN_BYTES = 40
+_PARAMETERS: Final = {
+    "k1": 1.2,
+    "b": 0.75,
+    "searched": "title + line break + text",
+    "analysis": f"nfc, words of at most {_MAX_TOKEN_BYTES - 1} bytes, lower case, ascii folding, english stemmer",
+}
+_ANALYZER = "grounded_rl_english"
+_FILES = "tantivy"
+_MIN_HEAP_MB = 16
+_TIE_MARGIN = 8
+_MIN_QUERIES_PER_THREAD = 4
+
+
+def build_bm25_index(
+    corpus: str | Path,
+    index_dir: str | Path,
+    *,
+    overwrite: bool = False,
+    writer_heap_mb: int = 128,
+    on_progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """
+    Build a BM25 index from a corpus file and publish it in one step.
+
+    The corpus is streamed; memory is bounded by the writer's heap plus 8 bytes per passage. What the index answers
+    depends on the corpus alone, not on the heap.
+
+    Args:
+        corpus (`str` or `Path`):
+            JSON Lines file, plain or gzipped. See `grounded_rl.retrieval.corpus`.
+        index_dir (`str` or `Path`):
+            Folder to create. It appears only when the index is complete.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Replace an index that is already there.
+        writer_heap_mb (`int`, *optional*, defaults to 128):
+            Memory of the writer before it starts a new segment, in MB; at least 16.
+        on_progress (`Callable[[int, int], None]`, *optional*):
+            Called now and then with the bytes of the corpus read so far and its size in bytes.
+
+    Returns:
+        `dict[str, Any]`: The manifest of the new index.
+
+    Raises:
+        `ConfigurationError`: If a row of the corpus is malformed, two rows share an id, there is no row, or
+            `index_dir` may not be written.
+
+    Example:
+    ```python
+    >>> manifest = build_bm25_index("corpus.jsonl", "indexes/corpus")  # doctest: +SKIP
+    >>> BM25Retriever.open("indexes/corpus").search(["capital of Peru"], k=3)  # doctest: +SKIP
+
+    ```
+    """
+    if writer_heap_mb < _MIN_HEAP_MB:
+        raise ConfigurationError(
+            f"`writer_heap_mb` must be at least {_MIN_HEAP_MB}: got {writer_heap_mb}. Give the writer more memory."
+        )
+    digest = CorpusDigest(corpus)
+    with staged_index(index_dir, overwrite=overwrite) as staging:
+        folder = staging / _FILES
+        folder.mkdir()
+        index = tantivy.Index(_schema(), path=str(folder))
+        index.register_tokenizer(_ANALYZER, _analyzer())
+        # One thread: with more, passages are dealt to segments in the order in which threads wake up.
+        writer = index.writer(writer_heap_mb * 1_000_000, 1)
+        for passage in read_corpus(corpus, on_progress=on_progress):
+            writer.add_document(_document(passage, ordinal=digest.num_passages))
+            digest.add(passage)
+        digest.finish()
+        writer.commit()
+        writer.wait_merging_threads()
+        return write_manifest(
+            staging,
+            {
+                "backend": BACKEND,
+                "corpus_name": Path(corpus).name,
+                "corpus_sha256": digest.sha256,
+                "num_passages": digest.num_passages,
+                "ids_ascending": digest.ids_ascending,
+                "library": "tantivy",
+                "library_version": metadata.version("tantivy"),
+                "parameters": dict(_PARAMETERS),
+            },
+        )
+
+
+class BM25Retriever:
+    """
+    Searches a BM25 index. Make one with [`BM25Retriever.open`].
+
+    Scores are BM25 with `k1 = 1.2` and `b = 0.75` over title and body. Hits are ordered by score, then by id
+    (`corpus.id_sort_key`), exactly: passages whose score ties with the last hit are compared before the cut. Every
+    distinct word of a query counts once. Words that are in no passage are ignored; a query without any indexed word
+    finds nothing.
+    """
+
+    def __init__(self, searcher: tantivy.Searcher, schema: tantivy.Schema, manifest: Mapping[str, Any], threads: int):
+        self._searcher = searcher
+        self._schema = schema
+        self._manifest = dict(manifest)
+        self._num_threads = threads
+        self._analyzer = _analyzer()
+
+    @classmethod
+    def open(cls, index_dir: str | Path, *, num_threads: int | None = None) -> BM25Retriever:
+        """
+        Open an index. Files are mapped, not read: this takes milliseconds and little memory for any corpus.
+
+        Args:
+            index_dir (`str` or `Path`):
+                Folder made by `build_bm25_index`.
+            num_threads (`int`, *optional*):
+                Threads of a large `search` call; results do not depend on it. Defaults to the CPUs of this process, at
+                most 4.
+
+        Returns:
+            `BM25Retriever`: The open index.
+
+        Raises:
+            `ConfigurationError`: If the folder is not an intact BM25 index of this release.
+        """
+        if num_threads is not None and num_threads < 1:
+            raise ConfigurationError(
+                f"`num_threads` must be at least 1: got {num_threads}. Leave it out for the default."
+            )
+        manifest = load_manifest(index_dir)
+        _check_compatible(Path(index_dir), manifest)
+        try:
+            index = tantivy.Index.open(str(Path(index_dir) / _FILES))
+            index.register_tokenizer(_ANALYZER, _analyzer())
+            searcher = index.searcher()
+        except (ValueError, OSError) as error:
+            raise ConfigurationError(
+                f"`{index_dir}` must be an intact index: got {_first_line(error)!r}. Rebuild the index."
+            ) from error
+        if searcher.num_docs != manifest["num_passages"]:
+            raise ConfigurationError(
+                f"`{index_dir}` must hold {manifest['num_passages']} passages, as its manifest says: "
+                f"got {searcher.num_docs}. Rebuild the index."
+            )
+        threads = num_threads or min(4, len(os.sched_getaffinity(0)))
+        return cls(searcher, index.schema, manifest, threads)
+
+    @property
+    def manifest(self) -> Mapping[str, object]:
+        """What the index was built from."""
+        return self._manifest
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """
+        The best passages for every query. Equal queries of one call are searched once.
+
+        Args:
+            queries (`Sequence[str]`):
+                Queries, in any number. Any text is allowed: there is no syntax. At most `MAX_QUERY_CHARACTERS`
+                characters and the first `MAX_QUERY_TERMS` distinct words are used.
+            k (`int`):
+                Largest number of hits per query, at least 1.
+
+        Returns:
+            `list[list[Hit]]`: One list per query, best first.
+
+        Raises:
+            `RetrievalError`: If the index could not be read.
+            `ConfigurationError`: If `k` is below 1 or `queries` is not a sequence of strings.
+        """
+        _check_arguments(queries, k)
+        distinct = list(dict.fromkeys(queries))
+        threads = min(self._num_threads, len(distinct) // _MIN_QUERIES_PER_THREAD)
+        if threads > 1:
+            # The searcher releases the interpreter lock, and queries do not share state.
+            with ThreadPoolExecutor(threads) as pool:
+                found = list(pool.map(lambda query: self._search_one(query, k), distinct))
+        else:
+            found = [self._search_one(query, k) for query in distinct]
+        hits = dict(zip(distinct, found, strict=True))
+        return [list(hits[query]) for query in queries]
+
+    def sample(self, count: int) -> list[Passage]:
+        """
+        Passages at evenly spaced positions of the corpus, to check the index with.
+
+        Args:
+            count (`int`):
+                Number of passages; all of them if the corpus has fewer.
+
+        Returns:
+            `list[Passage]`: Passages in corpus order.
+        """
+        total = self._searcher.num_docs
+        count = min(count, total)
+        ordinals = [(2 * i + 1) * total // (2 * count) for i in range(count)]
+        return [self._passage(self._address(ordinal)) for ordinal in ordinals]
+
+    def _address(self, ordinal: int) -> tantivy.DocAddress:
+        """Where the passage of that position is stored."""
+        query = tantivy.Query.range_query(
+            self._schema, "ordinal", tantivy.FieldType.Unsigned, lower_bound=ordinal, upper_bound=ordinal
+        )
+        return self._searcher.search(query, 1, count=False).hits[0][1]
+
+    def _search_one(self, query: str, k: int) -> list[Hit]:
+        """Hits of one query."""
+        terms = _query_terms(self._analyzer, query)
+        if not terms:
+            return []
+        clauses = [
+            (tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "contents", term, "freq")) for term in terms
+        ]
+        try:
+            best = self._candidates(tantivy.Query.boolean_query(clauses), k)
+            return [Hit(passage=self._passage(address), score=score) for score, address in self._ordered(best)[:k]]
+        except (ValueError, OSError) as error:
+            raise RetrievalError(f"The BM25 index could not be searched: {_first_line(error)}") from error
+
+    def _candidates(self, query: tantivy.Query, k: int) -> list[tuple[float, tantivy.DocAddress]]:
+        """Best `k` passages and all others that tie with the last of them, by descending score."""
+        total = self._searcher.num_docs
+        limit = min(k + _TIE_MARGIN, total)
+        while True:
+            found = self._searcher.search(query, limit, count=False).hits
+            if len(found) <= k:
+                return found
+            cut = found[k - 1][0]
+            if len(found) < limit or limit == total or found[-1][0] < cut:
+                return [pair for pair in found if pair[0] >= cut]
+            limit = min(4 * limit, total)
+
+    def _ordered(self, found: list[tuple[float, tantivy.DocAddress]]) -> list[tuple[float, tantivy.DocAddress]]:
+        """The same, with ties in order of passage id."""
+        if len({score for score, _ in found}) == len(found):
+            return found
+        addresses = [address for _, address in found]
+        keys: Iterable[Any]
+        if self._manifest["ids_ascending"]:
+            keys = self._searcher.fast_field_values("ordinal", addresses)
+        else:
+            keys = [id_sort_key(_stored_text(self._searcher.doc(address), "id")) for address in addresses]
+        ranked = sorted(zip(found, keys, strict=True), key=lambda item: (-item[0][0], item[1]))
+        return [pair for pair, _ in ranked]
+
+    def _passage(self, address: tantivy.DocAddress) -> Passage:
+        """The stored passage."""
+        document = self._searcher.doc(address)
+        return Passage(**{name: _stored_text(document, name) for name in ("id", "title", "text")})
+
+
+def _schema() -> tantivy.Schema:
+    """Stored id, title and text; one searched field; position in the corpus as a column."""
+    builder = tantivy.SchemaBuilder()
+    for name in ("id", "title", "text"):
+        # Text fields are always indexed by the binding; bytes are stored only.
+        builder.add_bytes_field(name, stored=True)
+    builder.add_text_field("contents", tokenizer_name=_ANALYZER, index_option="freq")
+    builder.add_unsigned_field("ordinal", fast=True)
+    return builder.build()
+
+
+def _analyzer() -> tantivy.TextAnalyzer:
+    """Analysis of passages and of queries, but for the Unicode normalisation, which is done before."""
+    return (
+        tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+        .filter(tantivy.Filter.remove_long(_MAX_TOKEN_BYTES))
+        .filter(tantivy.Filter.lowercase())
+        .filter(tantivy.Filter.ascii_fold())
+        .filter(tantivy.Filter.stemmer("english"))
+        .build()
+    )
+
+
+def _document(passage: Passage, *, ordinal: int) -> tantivy.Document:
+    """What is written for one passage."""
+    document = tantivy.Document()
+    for name in ("id", "title", "text"):
+        document.add_bytes(name, getattr(passage, name).encode("utf-8"))
+    document.add_text("contents", unicodedata.normalize("NFC", f"{passage.title}\n{passage.text}"))
+    document.add_unsigned("ordinal", ordinal)
+    return document
+
+
+def _stored_text(document: tantivy.Document, name: str) -> str:
+    """A stored field; the binding returns bytes as a sequence of integers or as bytes."""
+    return bytes(document.get_first(name) or b"").decode("utf-8")
+
+
+def _query_terms(analyzer: tantivy.TextAnalyzer, query: str) -> list[str]:
+    """Distinct words of a query in order of appearance, as the index spells them."""
+    # A query may hold unpaired surrogates (a model's broken byte sequences), which the analyser could not encode.
+    text = query[:MAX_QUERY_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+    terms = dict.fromkeys(analyzer.analyze(unicodedata.normalize("NFC", text)))
+    return list(terms)[:MAX_QUERY_TERMS]
+
+
+def _check_arguments(queries: Sequence[str], k: int) -> None:
+    """Raise unless `queries` is a sequence of strings and `k` a positive integer."""
+    if isinstance(queries, str):
+        raise ConfigurationError("`queries` must be a list of strings: got one string. Write `[query]`.")
+    for position, query in enumerate(queries):
+        if not isinstance(query, str):
+            raise ConfigurationError(
+                f"`queries` must hold strings: got {type(query).__name__} at position {position}. Convert it first."
+            )
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ConfigurationError(f"`k` must be an integer of at least 1: got {k!r}. Ask for one hit or more.")
+
+
+def _check_compatible(index_dir: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise unless this code searches as the index was built: a difference would change scores silently."""
+    if manifest["backend"] != BACKEND:
+        raise ConfigurationError(
+            f"`{index_dir}` must be a `{BACKEND}` index: got `{manifest['backend']}`. Open it with `build_retriever`."
+        )
+    if manifest["parameters"] != _PARAMETERS:
+        changed = [name for name in _PARAMETERS if manifest["parameters"].get(name) != _PARAMETERS[name]]
+        raise ConfigurationError(
+            f"`{index_dir}` must be built with the parameters of this release: got another value of "
+            f"{', '.join(f'`{name}`' for name in changed) or 'an unknown parameter'}. Rebuild the index."
+        )
+    built, installed = manifest["library_version"], metadata.version("tantivy")
+    if built.split(".")[:2] != installed.split(".")[:2]:
+        raise ConfigurationError(
+            f"`{index_dir}` must be searched with tantivy {built}, which built it: got {installed}. "
+            f"Rebuild the index or install `tantivy=={built}`."
+        )
+
+
+def _first_line(error: Exception) -> str:
+    """First line of an exception's message, so that ours stays one line."""
+    return str(error).partition("\n")[0]
