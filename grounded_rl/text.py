@@ -63,7 +63,7 @@ def normalize_answer(s: str) -> str:
     """
     SQuAD normal form: lower case, ASCII punctuation deleted, articles replaced by a space, whitespace collapsed.
 
-    Non-ASCII dashes, quotes and accents stay as they are; Unicode spaces collapse. The result may be empty: "The", "!!".
+    Non-ASCII dashes, quotes and accents stay as they are; Unicode spaces collapse. It may be empty: "The", "!!".
 
     Example:
     ```python
