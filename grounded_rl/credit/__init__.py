@@ -1,5 +1,51 @@
 """Credit assignment as pure functions of tensors: no trainer, no engine, no input or output."""
 
+from grounded_rl.credit.aepo import (
+    aepo_branches,
+    aepo_initial_rollouts,
+    arpo_branches,
+    branching_entropy,
+    entropy_weighted_advantages,
+)
+from grounded_rl.credit.calibration import (
+    CalibrationRow,
+    CandidateSample,
+    Interval,
+    PairSample,
+    bootstrap_mean,
+    calibration_groups,
+    rank_calibration,
+    tree_multiplicities,
+)
+from grounded_rl.credit.cw_grpo import (
+    contribution_weights,
+    cw_grpo_advantages,
+)
+from grounded_rl.credit.desa import (
+    desa_rewards,
+)
+from grounded_rl.credit.diagnostics import (
+    BranchContrasts,
+    HitDecomposition,
+    allocation_risk,
+    allocation_width,
+    anova_cluster_size,
+    branch_contrasts,
+    design_effect,
+    effective_sample_size,
+    hit_decomposition,
+    intraclass_correlation,
+)
+from grounded_rl.credit.events import (
+    LeafEvents,
+    birth_rounds,
+    candidate_outcomes,
+    leaf_events,
+)
+from grounded_rl.credit.gae import (
+    gae_advantages,
+    whitened,
+)
 from grounded_rl.credit.gca import (
     ANSWER,
     LAMBDA_TABLES,
@@ -17,7 +63,21 @@ from grounded_rl.credit.gca import (
     lambda_table,
 )
 from grounded_rl.credit.gca_ablations import cell_counts, cell_means, merge_search_segments, merged_search_table
+from grounded_rl.credit.gigpo import (
+    episode_advantages,
+    gigpo_advantages,
+    observation_clusters,
+    step_returns,
+)
 from grounded_rl.credit.group import group_advantages, has_reward_variance, rloo_advantages
+from grounded_rl.credit.hgpo import (
+    hgpo_advantages,
+    history_groups,
+)
+from grounded_rl.credit.igpo import (
+    igpo_advantages,
+    information_gains,
+)
 from grounded_rl.credit.losses import (
     approximate_kl,
     clipped_surrogate,
@@ -39,7 +99,17 @@ from grounded_rl.credit.masked import (
     segment_sums,
     spread_segments,
 )
+from grounded_rl.credit.mt_grpo import (
+    mt_grpo_advantages,
+)
 from grounded_rl.credit.ratios import equivalent_old_logps, importance_ratio, segment_importance_ratio
+from grounded_rl.credit.release import (
+    RELEASE_OPTIONS,
+    SIPOOptions,
+    fill_leaves,
+    sipo_options,
+    slope_sums,
+)
 from grounded_rl.credit.router import ConstrainedRouter, RouterSchedule, magnitude_gains, project_to_budget
 from grounded_rl.credit.salience import (
     SalienceWeights,
@@ -49,36 +119,146 @@ from grounded_rl.credit.salience import (
     token_margin,
     topk_entropy,
 )
+from grounded_rl.credit.selection import (
+    SelectionRecords,
+    candidate_mask,
+    candidate_ranks,
+    record_selections,
+    select_candidates,
+    sfc_scores,
+    sibling_counts,
+)
+from grounded_rl.credit.sipo import (
+    ExpandedTrees,
+    SIPOCredit,
+    blom,
+    corrected_leaf_values,
+    sipo_credit,
+)
+from grounded_rl.credit.slope import (
+    CorrelationSums,
+    SlopeSums,
+    correlation_sums,
+    selection_slope,
+)
+from grounded_rl.credit.stepsearch import (
+    search_key_score,
+)
+from grounded_rl.credit.tips import (
+    alias_potentials,
+    potential_rewards,
+)
+from grounded_rl.credit.tree import (
+    NO_NODE,
+    NO_PARENT,
+    child_weights,
+    leaf_mask,
+    node_depths,
+    standardized_leaf_values,
+    subtree_sums,
+    tree_ids,
+    tree_values,
+    zero_variance_trees,
+)
+from grounded_rl.credit.tree_grpo import (
+    tree_grpo_advantages,
+    tree_grpo_token_advantages,
+)
+from grounded_rl.credit.tree_tokens import (
+    node_advantages,
+    node_surprisals,
+    spread_to_tokens,
+)
+from grounded_rl.credit.turns import (
+    last_turns,
+    search_turn_rewards,
+    turn_return_advantages,
+    turn_returns,
+)
 
 __all__ = [
     "ANSWER",
     "LAMBDA_TABLES",
+    "NO_NODE",
+    "NO_PARENT",
     "NO_SEGMENT",
     "NO_TYPE",
     "POLARITY",
+    "RELEASE_OPTIONS",
     "R_SEARCH",
     "TYPE_A",
     "TYPE_B",
     "TYPE_C",
     "TYPE_D",
     "V_SEARCH",
+    "BranchContrasts",
+    "CalibrationRow",
+    "CandidateSample",
     "ConstrainedRouter",
+    "CorrelationSums",
+    "ExpandedTrees",
     "GCACredit",
+    "HitDecomposition",
+    "Interval",
+    "LeafEvents",
+    "PairSample",
     "RouterSchedule",
     "Routing",
+    "SIPOCredit",
+    "SIPOOptions",
     "SalienceWeights",
+    "SelectionRecords",
+    "SlopeSums",
+    "aepo_branches",
+    "aepo_initial_rollouts",
+    "alias_potentials",
+    "allocation_risk",
+    "allocation_width",
+    "anova_cluster_size",
     "approximate_kl",
+    "arpo_branches",
+    "birth_rounds",
+    "blom",
+    "bootstrap_mean",
+    "branch_contrasts",
+    "branching_entropy",
+    "calibration_groups",
+    "candidate_mask",
+    "candidate_outcomes",
+    "candidate_ranks",
     "cell_counts",
     "cell_means",
+    "child_weights",
     "clipped_surrogate",
     "contiguous_segments",
+    "contribution_weights",
+    "corrected_leaf_values",
+    "correlation_sums",
+    "cw_grpo_advantages",
+    "desa_rewards",
+    "design_effect",
+    "effective_sample_size",
     "entropy_from_topk",
+    "entropy_weighted_advantages",
+    "episode_advantages",
     "equivalent_old_logps",
+    "fill_leaves",
+    "gae_advantages",
     "gca_token_advantages",
+    "gigpo_advantages",
     "group_advantages",
     "has_reward_variance",
+    "hgpo_advantages",
+    "history_groups",
+    "hit_decomposition",
+    "igpo_advantages",
     "importance_ratio",
+    "information_gains",
+    "intraclass_correlation",
     "lambda_table",
+    "last_turns",
+    "leaf_events",
+    "leaf_mask",
     "magnitude_gains",
     "margin_from_topk",
     "masked_mean",
@@ -87,19 +267,49 @@ __all__ = [
     "masked_sum",
     "merge_search_segments",
     "merged_search_table",
+    "mt_grpo_advantages",
+    "node_advantages",
+    "node_depths",
+    "node_surprisals",
+    "observation_clusters",
+    "potential_rewards",
     "project_to_budget",
+    "rank_calibration",
+    "record_selections",
     "rloo_advantages",
     "salience",
+    "search_key_score",
+    "search_turn_rewards",
     "segment_counts",
     "segment_importance_ratio",
     "segment_means",
     "segment_medians",
     "segment_sums",
+    "select_candidates",
+    "selection_slope",
     "seq_mean_token_mean",
     "seq_mean_token_sum",
+    "sfc_scores",
+    "sibling_counts",
+    "sipo_credit",
+    "sipo_options",
+    "slope_sums",
     "spread_segments",
+    "spread_to_tokens",
+    "standardized_leaf_values",
+    "step_returns",
+    "subtree_sums",
     "token_margin",
     "token_mean",
     "token_sum_norm",
     "topk_entropy",
+    "tree_grpo_advantages",
+    "tree_grpo_token_advantages",
+    "tree_ids",
+    "tree_multiplicities",
+    "tree_values",
+    "turn_return_advantages",
+    "turn_returns",
+    "whitened",
+    "zero_variance_trees",
 ]

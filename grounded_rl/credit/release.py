@@ -16,7 +16,7 @@ from grounded_rl.credit._checks import check_choice
 from grounded_rl.credit.events import EventRule, RankedNodes, candidate_outcomes
 from grounded_rl.credit.selection import RootCandidate, ScoreSpread, SelectionRecords
 from grounded_rl.credit.slope import CorrelationSums, SlopeSums, correlation_sums, selection_slope
-from grounded_rl.credit.tree import ChildWeights, leaf_mask, subtree_sums, tree_ids
+from grounded_rl.credit.tree import NO_NODE, ChildWeights, leaf_mask, subtree_sums, tree_ids
 
 _CHOICES = {
     "ranked": ("chosen", "candidates"),
@@ -179,3 +179,43 @@ def slope_sums(
     if options.slope_estimator == "correlation":
         return correlation_sums(raw[keep], outcomes[keep])
     return selection_slope(scores, outcomes, set_ids, keep=keep)
+
+
+def fill_leaves(parents: torch.Tensor, num_leaves: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Tree padded to a leaf budget by copies of its last leaf, as in the released AT²PO code.
+
+    Flag the copies and keep them out of statistics and loss (`valid`); counting them, as the released code does,
+    weighs one rollout several times.
+
+    Args:
+        parents (`torch.Tensor` of shape `(N,)`, `torch.long`):
+            Parent of every node of one tree in breadth-first order.
+        num_leaves (`int`):
+            Leaf budget.
+
+    Returns:
+        `tuple` of two `torch.Tensor`, `torch.long`: Parents with the copies appended as siblings of the last leaf,
+        and for every node the node it copies, `-1` for originals. Unchanged when the budget is met.
+
+    Raises:
+        `ValueError`: If the tree already has more leaves.
+
+    Example:
+
+    ```python
+    >>> fill_leaves(torch.tensor([-1, 0, 0, 1]), 4)
+    (tensor([-1,  0,  0,  1,  1,  1]), tensor([-1, -1, -1, -1,  3,  3]))
+
+    ```
+    """
+    missing = num_leaves - int(leaf_mask(parents).sum())
+    if missing < 0:
+        raise ValueError(
+            f"`num_leaves` must not be less than the {num_leaves - missing} leaves of the tree: got {num_leaves}. "
+            "Lower the number of expansions."
+        )
+    # The last node in breadth-first order is always a leaf, and siblings appended to it keep the order.
+    last = len(parents) - 1
+    copies = parents.new_full((missing,), last)
+    return torch.cat([parents, parents[copies]]), torch.cat([torch.full_like(parents, NO_NODE), copies])
