@@ -3,8 +3,8 @@ The command line: `grounded-rl COMMAND …`, also `python -m grounded_rl COMMAND
 
 Every command is a module of this package named like the command, with one function `add_parser(subparsers)` that
 declares its options and sets the default `run`, a function of the parsed arguments. A command that also takes recipe
-keys sets the default `takes_overrides=True` and finds them, unparsed, in `arguments.overrides`. Commands import what is
-heavy inside `run`, so that `--help` answers at once. To add one: write the module and append its name to `COMMANDS`.
+keys sets the default `takes_overrides=True` and finds them, unparsed, in `arguments.overrides`. What is heavy is
+imported inside `run`, so that `--help` answers at once. To add one: write the module, append its name to `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grounded_rl.errors import ConfigurationError, GroundedRLError
 
 __all__ = ["COMMANDS", "build_parser", "main"]
 
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = ("index", "search")
 """Names of the subcommands, in the order of `--help`."""
 
 EXIT_USER_ERROR = 2
@@ -79,9 +79,7 @@ def _run(argv: Sequence[str]) -> int:
 def _describe(error: Exception) -> str:
     """One line for an error the user can correct."""
     if isinstance(error, UnicodeDecodeError):
-        return (
-            f"a text file must be UTF-8: got another encoding at byte {error.start}. Convert or replace the file."
-        )
+        return f"a text file must be UTF-8: got another encoding at byte {error.start}. Convert or replace the file."
     if isinstance(error, OSError) and error.filename is not None:
         return f"{os.fspath(error.filename)}: {(error.strerror or type(error).__name__).lower()}. Check the path."
     return " ".join(str(error).split())

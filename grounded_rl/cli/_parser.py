@@ -17,8 +17,8 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str | None:
 
 class CommandParser(argparse.ArgumentParser):
     """
-    `argparse.ArgumentParser` that raises [`ConfigurationError`] instead of exiting, keeps line breaks of its description
-    and epilog, and accepts no abbreviated options (a recipe's key must never be mistaken for one).
+    `argparse.ArgumentParser` that raises [`ConfigurationError`] instead of exiting, keeps the line breaks of its
+    description and epilog, and accepts no abbreviated options (a recipe's key must never be mistaken for one).
     """
 
     def __init__(self, *args, **kwargs):

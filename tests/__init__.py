@@ -1,0 +1,1 @@
+"""The test suite; a package, so that its builders import the same way everywhere."""
