@@ -112,8 +112,13 @@ def _decode(body: str) -> tuple[object, ParsedCall | None]:
     return value, None
 
 
-def _blocks(content: str, tag: str) -> Iterator[str | None]:
-    """Body of every opened block, `None` for one that is never closed."""
+def _blocks(content: str, tag: str, *, quoted: bool) -> Iterator[str | None]:
+    """
+    Body of every opened block, `None` for one that is never closed.
+
+    In JSON (`quoted`) a closing tag inside a text value does not close: where a longer body is a JSON value, it runs
+    on to the next closing tag, three times at most so that the time stays linear.
+    """
     opening, closing = f"<{tag}>", f"</{tag}>"
     position = 0
     while (start := content.find(opening, position)) >= 0:
@@ -122,15 +127,30 @@ def _blocks(content: str, tag: str) -> Iterator[str | None]:
         if end < 0:
             yield None
             return
+        candidate = end
+        for _ in range(3 if quoted else 0):
+            problem = _decode(content[start:candidate].strip())[1]
+            if problem is None:
+                end = candidate
+            if problem is None or not problem.detail.startswith("Unterminated string"):
+                break
+            candidate = content.find(closing, candidate + 1)
+            if candidate < 0:
+                break
         yield content[start:end]
         position = end + len(closing)
 
 
 def _tagged_calls(
-    content: str, complete: bool, tag: str, read_body: Callable[[str], tuple[ParsedCall, ...]]
+    content: str,
+    complete: bool,
+    tag: str,
+    read_body: Callable[[str], tuple[ParsedCall, ...]],
+    *,
+    quoted: bool = False,
 ) -> tuple[ParsedCall, ...]:
     calls: list[ParsedCall] = []
-    for body in _blocks(content, tag):
+    for body in _blocks(content, tag, quoted=quoted):
         if body is None:
             calls.append(ParsedCall(None, "unclosed_call" if complete else TRUNCATED_CALL))
             continue
@@ -147,7 +167,7 @@ def _read_qwen(content: str, complete: bool) -> tuple[ParsedCall, ...]:
         value, problem = _decode(body.strip())
         return (problem,) if problem else _json_call(value, ("arguments",))
 
-    return _tagged_calls(content, complete, "tool_call", read_body)
+    return _tagged_calls(content, complete, "tool_call", read_body, quoted=True)
 
 
 def _read_function_body(body: str) -> tuple[ParsedCall, ...]:

@@ -43,8 +43,8 @@ def read_turn(text: str, *, format: str = "qwen", complete: bool = True, opened_
     Read one assistant message.
 
     Calls and answers inside a closed `<think>` are text. After an unclosed `<think>` they count, and the event
-    `"call_in_unclosed_think"` is recorded. A message with a call is a search (or, if no call can be executed, malformed)
-    even when it also holds an answer. In a message with a call, an answer after an invented result is not an answer.
+    `"call_in_unclosed_think"` is recorded. A message with a call is a search (or, if no call can be executed,
+    malformed) even when it also holds an answer. In a message with a call, an answer after an invented result is none.
 
     Args:
         text (`str`):

@@ -57,8 +57,8 @@ PROMPT_STYLES: dict[str, PromptStyle] = {
     "plain": PromptStyle("{question}", tools=True),
 }
 """
-Prompt styles by the name used in recipes: function calling (`gca`), the two raw tag formats, and the bare question without
-(`brief`, for tiny policies) or with (`plain`) the schema of the tool.
+Prompt styles by the name used in recipes: function calling (`gca`), the two raw tag formats, and the bare question
+without (`brief`, for tiny policies) or with (`plain`) the schema of the tool.
 """
 
 
