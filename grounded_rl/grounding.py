@@ -12,6 +12,7 @@ texts and results the policy invented never count.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +25,8 @@ ORACLE_TEMPLATES = ("{question}", "{alias}", "{question} {alias}")
 """Queries that probe whether the corpus holds an answer; those with `{alias}` may use the gold answers."""
 
 MAX_ORACLE_ALIASES = 3
+
+_PLACEHOLDER = re.compile(r"\{(question|alias)\}")
 
 
 class RolloutType(StrEnum):
@@ -170,7 +173,7 @@ def oracle_queries(
     """
     aliases = [answer for answer in answers if normalize_answer(answer)][:MAX_ORACLE_ALIASES]
     queries = [
-        template.replace("{alias}", alias).replace("{question}", question)
+        _PLACEHOLDER.sub(lambda match, alias=alias: alias if match[1] == "alias" else question, template)
         for template in templates
         for alias in (aliases if "{alias}" in template else [""])
     ]
@@ -275,7 +278,7 @@ def audit_aliases(answers: Sequence[str]) -> tuple[AliasIssue, ...]:
     """
     Doubtful gold answers of one question.
 
-    `"empty"` normalises to nothing and never matches; `"short"` (fewer than three characters) is contained in almost any
+    `"empty"` normalises to nothing and never matches; `"short"` (under three characters) is contained in almost any
     text; `"yes_no"` cannot be found as evidence; `"unrelated"` shares no word with the first answer and may be a wrong
     redirect.
 
