@@ -66,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "verify",
         help="check that an index is intact and finds its own passages",
         description=(
-            "Check the files of an index against its manifest, and that sampled passages are found by their titles.\n"
+            "Check the files of an index against its manifest, and that sampled passages are found by their first words.\n"
             "With --corpus, check also that the index was built from exactly these passages."
         ),
         epilog=VERIFY_EXAMPLE,
@@ -151,10 +151,10 @@ def run_verify(args: argparse.Namespace) -> int:
     recall = known_item_recall(retriever, sample)
     if recall < _MIN_KNOWN_ITEM_RECALL:
         raise ConfigurationError(
-            f"`{args.index}` must find at least {_MIN_KNOWN_ITEM_RECALL:.0%} of sampled passages by their titles: "
-            f"got {recall:.0%} of {len(sample)}. Rebuild the index, and check that titles are names and not labels."
+            f"`{args.index}` must find at least {_MIN_KNOWN_ITEM_RECALL:.0%} of sampled passages by their own words: "
+            f"got {recall:.0%} of {len(sample)}. Rebuild the index, and check that its passages differ from each other."
         )
-    print(f"known item ok: {recall:.0%} of {len(sample)} sampled passages found by title in the top 3")
+    print(f"known item ok: {recall:.0%} of {len(sample)} sampled passages found by title and first words")
     if args.corpus is not None:
         _compare_corpus(args.corpus, args.index, manifest)
         print(f"corpus     ok: {args.corpus} holds the same passages in the same order")

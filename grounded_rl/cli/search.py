@@ -58,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
     from grounded_rl.retrieval.build import build_retriever
 
     retriever = build_retriever(args.index)
-    queries = [line for query in args.queries for line in (_stdin_lines() if query == "-" else [query])]
+    given = [line for query in args.queries for line in (_stdin_lines() if query == "-" else [query])]
+    # Arguments that are not UTF-8 arrive as unpaired surrogates, which could not be printed.
+    queries = [query.encode("utf-8", "replace").decode("utf-8") for query in given]
     for start in range(0, len(queries), _BATCH):
         batch = queries[start : start + _BATCH]
         for query, hits in zip(batch, retriever.search(batch, args.k), strict=True):

@@ -8,6 +8,7 @@ folded to ASCII, English stems. A query is a bag of distinct words; nothing in i
 from __future__ import annotations
 
 import os
+import tempfile
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 import tantivy
 
-from grounded_rl.errors import ConfigurationError, RetrievalError
+from grounded_rl.errors import ConfigurationError, GroundedRLError, RetrievalError
 from grounded_rl.retrieval.base import Hit, Passage
 from grounded_rl.retrieval.corpus import CorpusDigest, ProgressCallback, id_sort_key, read_corpus
 from grounded_rl.retrieval.manifest import load_manifest, staged_index, write_manifest
@@ -75,7 +76,8 @@ def build_bm25_index(
 
     Raises:
         `ConfigurationError`: If a row of the corpus is malformed, two rows share an id, there is no row, or
-            `index_dir` may not be written.
+            `index_dir` may not be replaced.
+        `RetrievalError`: If the index could not be written, for instance because the disk is full.
 
     Example:
     ```python
@@ -96,12 +98,23 @@ def build_bm25_index(
         index.register_tokenizer(_ANALYZER, _analyzer())
         # One thread: with more, passages are dealt to segments in the order in which threads wake up.
         writer = index.writer(writer_heap_mb * 1_000_000, 1)
-        for passage in read_corpus(corpus, on_progress=on_progress):
-            writer.add_document(_document(passage, ordinal=digest.num_passages))
-            digest.add(passage)
-        digest.finish()
-        writer.commit()
-        writer.wait_merging_threads()
+        try:
+            for passage in read_corpus(corpus, on_progress=on_progress):
+                writer.add_document(_document(passage, ordinal=digest.num_passages))
+                digest.add(passage)
+            digest.finish()
+            writer.commit()
+        except BaseException as error:
+            writer.rollback()
+            if isinstance(error, GroundedRLError) or not isinstance(error, (ValueError, OSError)):
+                raise
+            raise RetrievalError(
+                f"The index could not be written to `{Path(index_dir).absolute().parent}`: {_first_line(error)} "
+                "Check that the disk has room."
+            ) from error
+        finally:
+            # Also after a failure: a writer that still runs would write into the folder while it is being removed.
+            writer.wait_merging_threads()
         return write_manifest(
             staging,
             {
@@ -159,9 +172,7 @@ class BM25Retriever:
         manifest = load_manifest(index_dir)
         _check_compatible(Path(index_dir), manifest)
         try:
-            index = tantivy.Index.open(str(Path(index_dir) / _FILES))
-            index.register_tokenizer(_ANALYZER, _analyzer())
-            searcher = index.searcher()
+            searcher, schema = _open_searcher(Path(index_dir).absolute() / _FILES)
         except (ValueError, OSError) as error:
             raise ConfigurationError(
                 f"`{index_dir}` must be an intact index: got {_first_line(error)!r}. Rebuild the index."
@@ -171,8 +182,7 @@ class BM25Retriever:
                 f"`{index_dir}` must hold {manifest['num_passages']} passages, as its manifest says: "
                 f"got {searcher.num_docs}. Rebuild the index."
             )
-        threads = num_threads or min(4, len(os.sched_getaffinity(0)))
-        return cls(searcher, index.schema, manifest, threads)
+        return cls(searcher, schema, manifest, num_threads or min(4, _num_cpus()))
 
     @property
     def manifest(self) -> Mapping[str, object]:
@@ -276,6 +286,25 @@ class BM25Retriever:
         """The stored passage."""
         document = self._searcher.doc(address)
         return Passage(**{name: _stored_text(document, name) for name in ("id", "title", "text")})
+
+
+def _open_searcher(folder: Path) -> tuple[tantivy.Searcher, tantivy.Schema]:
+    """Searcher over the files of a folder, which is left untouched."""
+    # The library takes a lock file next to the segments, which fails where the index is shared read-only. It takes it
+    # here instead, beside links to the files; once they are mapped, the links are not needed.
+    with tempfile.TemporaryDirectory(prefix="grounded-rl-") as links:
+        for path in folder.iterdir():
+            if path.suffix != ".lock":
+                (Path(links) / path.name).symlink_to(path)
+        index = tantivy.Index.open(links)
+        index.config_reader("manual")
+        index.register_tokenizer(_ANALYZER, _analyzer())
+        return index.searcher(), index.schema
+
+
+def _num_cpus() -> int:
+    """CPUs this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _schema() -> tantivy.Schema:
