@@ -184,7 +184,7 @@ def test_faults_of_files_are_one_line_with_the_path(capsys, command, tmp_path):
         lambda arguments: (binary / "below").read_text(): f"error: {binary / 'below'}: not a directory",
         lambda arguments: tmp_path.mkdir(): f"error: {tmp_path}: file exists",
         lambda arguments: binary.read_text(encoding="utf-8"): "error: a text file must be UTF-8",
-        raising(PermissionError(13, "Permission denied", "/root/x")): "error: /root/x: permission denied",
+        raising(PermissionError(13, "Permission denied", "/locked/x")): "error: /locked/x: permission denied",
         raising(FileNotFoundError("no index at `x`. Build it.")): "error: no index at `x`. Build it.",
     }
     for effect, line in cases.items():
