@@ -70,13 +70,15 @@ def split_thinking(text: str, *, opened: bool = False) -> Thinking:
 
 def strip_end_tokens(text: str) -> str:
     """Message without the end-of-turn tokens (and blanks between them) at its end."""
-    stripped = text
+    end = len(text)  # an index, because slicing once per token would be quadratic
     while True:
-        bare = stripped.rstrip()
-        token = next((token for token in END_TOKENS if bare.endswith(token)), None)
+        last = end
+        while last > 0 and text[last - 1].isspace():
+            last -= 1
+        token = next((token for token in END_TOKENS if text.endswith(token, 0, last)), None)
         if token is None:
-            return stripped
-        stripped = bare[: -len(token)]
+            return text[:end]
+        end = last - len(token)
 
 
 def spans(text: str, tag: str) -> list[tuple[int, str]]:
