@@ -1,0 +1,96 @@
+"""`grounded-rl report`: compare evaluated runs, with bootstrap intervals."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from grounded_rl.errors import ConfigurationError
+
+EXAMPLE = """examples:
+  grounded-rl report runs/grpo runs/gca
+  grounded-rl report runs/*/eval --out comparison.md
+  grounded-rl report quickstart --file rollouts_after.jsonl
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """
+    Add the command `report`.
+
+    Args:
+        subparsers (`argparse._SubParsersAction`):
+            Where commands are added.
+    """
+    parser = subparsers.add_parser(
+        "report",
+        help="compare evaluated runs",
+        description="Print the metrics of runs side by side, and their paired differences to the first one.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders with rollouts, or files of them")
+    parser.add_argument(
+        "--file", default="rollouts.jsonl", metavar="NAME", help="file to read in each folder (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, metavar="OUT.md", help="write the table to a Markdown file as well")
+    parser.add_argument(
+        "--num-resamples", type=int, default=10_000, metavar="N", help="bootstrap resamples (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    Compare runs.
+
+    Args:
+        args (`argparse.Namespace`):
+            The options of `add_parser`.
+
+    Returns:
+        `int`: 0.
+    """
+    from grounded_rl.cli.inspect import read_rollouts
+    from grounded_rl.evaluation.comparison import compare_runs
+    from grounded_rl.evaluation.files import write_text
+    from grounded_rl.evaluation.report import runs_markdown
+
+    for run_path in args.runs:
+        if run_path.is_dir() and not (run_path / args.file).is_file():
+            raise ConfigurationError(
+                f"`RUN` must hold `{args.file}`: got {str(run_path)!r} without it. "
+                "Name the folder of an evaluation, or another file with `--file`."
+            )
+    files = [path / args.file if path.is_dir() else path for path in args.runs]
+    rollouts = {name: read_rollouts(file) for name, file in zip(run_names(args.runs), files, strict=True)}
+    text = runs_markdown(compare_runs(rollouts, num_resamples=args.num_resamples, seed=args.seed))
+    print(text, end="")
+    if args.out is not None:
+        print(f"\nwrote {write_text(args.out, text)}")
+    return 0
+
+
+def run_names(paths: Sequence[Path]) -> list[str]:
+    """
+    The shortest ends of paths that tell all of them apart.
+
+    Args:
+        paths (`Sequence[Path]`):
+            Paths of runs.
+
+    Returns:
+        `list[str]`: One name per path.
+
+    Raises:
+        `ConfigurationError`: If a path is given twice.
+    """
+    resolved = [path.resolve() for path in paths]
+    if len(set(resolved)) < len(resolved):
+        raise ConfigurationError("`RUN` must name different runs: got one twice. Give every run once.")
+    depth = 1
+    while len({path.parts[-depth:] for path in resolved}) < len(resolved):
+        depth += 1
+    return ["/".join(path.parts[-depth:]) for path in resolved]
