@@ -10,8 +10,8 @@ The exception tree. Every class is also a standard-library type, so that callers
 `grounded_rl.credit` raises plain `ValueError` and `TypeError`. An infrastructural failure is never turned into an
 observation or a reward: it travels as one of these types.
 
-To add one: subclass `GroundedRLError` and the closest standard-library type, take a single message (so that it pickles), and
-add it to the tree above and to the test of this module.
+To add one: subclass `GroundedRLError` and the closest standard-library type, take a single message (so that it
+pickles), and add it to the tree above and to the test of this module.
 """
 
 from __future__ import annotations

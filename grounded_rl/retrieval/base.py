@@ -31,8 +31,9 @@ class Retriever(Protocol):
     """
     A searchable index of passages.
 
-    Contract: one list per query, in the order of the queries; at most `k` hits, best first, scores non-increasing, ties in
-    order of passage id; a blank query gives an empty list; the result does not depend on the other queries of the call.
+    Contract: one list per query, in the order of the queries; at most `k` hits, best first, scores non-increasing,
+    ties in order of passage id; a blank query gives an empty list; the result does not depend on the other queries of
+    the call.
     """
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -29,28 +28,27 @@ def rollout_to_record(rollout: Rollout) -> dict:
     return {"schema": SCHEMA_VERSION, **asdict(rollout)}
 
 
+def _tuple_field(record: dict, name: str) -> tuple:
+    """Value of a list field; text would silently become a tuple of letters."""
+    value = record[name]
+    if not isinstance(value, list | tuple):
+        raise RolloutError(f"`{name}` must be a list: got {value!r}. Write it as a JSON array.")
+    return tuple(value)
+
+
+def _call_from_record(record: dict) -> Call:
+    passages = tuple(ShownPassage(**passage) for passage in record.get("passages", ()))
+    return Call(**{**record, "status": CallStatus(record["status"]), "passages": passages})
+
+
 def _turn_from_record(record: dict) -> Turn:
-    calls = tuple(
-        Call(
-            **{
-                **call,
-                "status": CallStatus(call["status"]),
-                "passages": tuple(ShownPassage(**passage) for passage in call.get("passages", ())),
-            }
-        )
-        for call in record.get("calls", ())
-    )
-    optional = {name: tuple(record[name]) for name in ("logps", "advantages") if record.get(name) is not None}
-    return Turn(
-        ids=tuple(record["ids"]),
-        text=record["text"],
-        kind=TurnKind(record["kind"]),
-        finish=FinishReason(record.get("finish", "stop")),
-        calls=calls,
-        observation_ids=tuple(record.get("observation_ids", ())),
-        observation=record.get("observation", ""),
-        **optional,
-    )
+    fields = {name: value for name, value in record.items() if value is not None}
+    fields["kind"] = TurnKind(fields["kind"])
+    fields["finish"] = FinishReason(fields.get("finish", "stop"))
+    fields["calls"] = tuple(_call_from_record(call) for call in fields.get("calls", ()))
+    for name in {"ids", "logps", "observation_ids", "advantages"} & (fields.keys() | {"ids"}):
+        fields[name] = _tuple_field(fields, name)
+    return Turn(**fields)
 
 
 def rollout_from_record(record: dict) -> Rollout:
@@ -67,14 +65,14 @@ def rollout_from_record(record: dict) -> Rollout:
         )
     fields = {name: value for name, value in record.items() if name != "schema"}
     try:
-        fields["answers"] = tuple(fields["answers"])
-        fields["prompt_ids"] = tuple(fields["prompt_ids"])
-        fields["turns"] = tuple(_turn_from_record(turn) for turn in fields["turns"])
+        fields["answers"] = _tuple_field(fields, "answers")
+        fields["prompt_ids"] = _tuple_field(fields, "prompt_ids")
+        fields["turns"] = tuple(_turn_from_record(turn) for turn in _tuple_field(fields, "turns"))
         fields["stop"] = StopReason(fields["stop"])
         return Rollout(**fields)
     except RolloutError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RolloutError(
             f"a rollout record must have the fields of `Rollout`: got {error!r}. "
             "Check the line against the documented schema."
@@ -103,13 +101,13 @@ def save_rollouts(path: str | os.PathLike, rollouts: Iterable[Rollout], *, appen
         with path.open("a", encoding="utf-8") as stream:
             stream.writelines(lines)
         return len(lines)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with temporary.open("w", encoding="utf-8") as stream:
             stream.writelines(lines)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return len(lines)
 

@@ -3,8 +3,8 @@ Rollouts as data, independent of the engine that sampled them.
 
     Group ─ Rollout ─ Turn ─ Call ─ ShownPassage
 
-A turn is one assistant message and the observation that follows it. Token ids are the ones the policy sampled or read: the
-concatenation `prompt_ids + turn.ids + turn.observation_ids + …` is exactly what the model saw.
+A turn is one assistant message and the observation that follows it. Token ids are the ones the policy sampled or read:
+the concatenation `prompt_ids + turn.ids + turn.observation_ids + …` is exactly what the model saw.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Turn:
     finish: FinishReason = FinishReason.STOP
     calls: tuple[Call, ...] = ()
     logps: tuple[float, ...] | None = None
-    """Log-probability of every sampled token under the policy that sampled it, in nats; `None` if the engine gives none."""
+    """Log-probability of every sampled token under the sampling policy, in nats; `None` if the engine gives none."""
     observation_ids: tuple[int, ...] = ()
     """Ids the environment appended after the message (template tokens and the next generation prompt included)."""
     observation: str = ""
@@ -178,7 +178,7 @@ class Rollout:
 
     @property
     def logps(self) -> list[float] | None:
-        """Sampling log-probabilities aligned with `completion_ids`, 0.0 at observations; `None` if any turn has none."""
+        """Sampling log-probabilities along `completion_ids`, 0.0 at observations; `None` if any turn has none."""
         if not self.turns or any(turn.logps is None for turn in self.turns):
             return None
         return [value for turn in self.turns for value in (*(turn.logps or ()), *(0.0 for _ in turn.observation_ids))]
