@@ -1,0 +1,296 @@
+"""
+The only module that touches TRL's private methods.
+
+Every override calls `super()` and none repeats a body. What each relies on is pinned by a test of the upstream contract:
+
+- `rollout_func` receives every row's prompt and may return extra lists, which reach the reward functions;
+- `_tool_call_loop` is called with the result of `rollout_func` when tools are present and returns seven values;
+- `_calculate_rewards` returns the matrix gathered over processes;
+- `_generate_and_score_completions` returns the buffered dictionary, which may carry extra `(B, …)` tensors;
+- `_get_per_token_logps_and_entropies` walks the batch in order and is called before the loss reads
+  `inputs["old_per_token_logps"]`;
+- `_compute_loss` accepts advantages of shape `(B, T)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+
+from grounded_rl.credit import equivalent_old_logps
+from grounded_rl.environments.tools import search
+from grounded_rl.rollouts.types import CallStatus, FinishReason, Rollout, StopReason
+from grounded_rl.sampling.engine import Completion
+from grounded_rl.trainers.probe import SalienceProbe
+
+SEGMENT_LEVELS = ("turn", "sequence_token")
+
+
+@dataclass
+class GenerationBatch:
+    """Everything credit assignment may read of one generation batch of this process; groups are whole and consecutive."""
+
+    rollouts: list[Rollout]
+    rewards: torch.Tensor
+    """Weighted sum of the reward functions, `(B,)`; NaN for rollouts that could not be scored."""
+    group_ids: torch.Tensor
+    """Group of every rollout, `(B,)`."""
+    valid: torch.Tensor
+    """False for failed and unscored rollouts, `(B,)`; they are in neither the statistics nor the loss."""
+    sampled_mask: torch.Tensor
+    """True at tokens the policy sampled, `(B, T)`."""
+    turn_ids: torch.Tensor
+    """Turn of every sampled token, -1 elsewhere, `(B, T)`."""
+    advantages: torch.Tensor | None = None
+    """Set by credit assignment, `(B, T)`."""
+    masked: torch.Tensor | None = None
+    """Set by credit assignment: rollouts that leave the loss but not the statistics, `(B,)`."""
+    margins: torch.Tensor | None = None
+    entropies: torch.Tensor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Set by credit assignment; averaged over processes, NaN left out."""
+
+
+def padded(rows: Sequence[Sequence[int]], length: int, value: int, device: torch.device) -> torch.Tensor:
+    """Right-padded `(B, length)` tensor of ragged rows."""
+    output = torch.full((len(rows), length), value, dtype=torch.long)
+    for number, row in enumerate(rows):
+        output[number, : len(row)] = torch.tensor(row, dtype=torch.long)
+    return output.to(device)
+
+
+def conversation(rollout: Rollout) -> list[dict[str, Any]]:
+    """Messages of a rollout for reward functions and logs: plain text, whatever the policy wrote."""
+    messages: list[dict[str, Any]] = []
+    for turn in rollout.turns:
+        messages.append({"role": "assistant", "content": turn.text})
+        if turn.observation:
+            messages.append({"role": "tool", "name": search.__name__, "content": turn.observation})
+    return messages
+
+
+class TrainerEngine:
+    """Engine that samples with whatever generation backend the trainer was configured with."""
+
+    def __init__(self, trainer: RolloutGRPOTrainer) -> None:
+        self._trainer = trainer
+
+    def generate(self, contexts: Sequence[Sequence[int]], rollouts: Sequence[int]) -> list[Completion]:
+        """One turn per context; see `Engine.generate`."""
+        del rollouts
+        trainer = self._trainer
+        contexts = [list(context) for context in contexts]
+        count = len(contexts)
+        if trainer.is_generation_collective:
+            # Collective backends slice by the local number of prompts: every process passes equally many.
+            most = int(trainer.accelerator.gather(torch.tensor([count], device=trainer.accelerator.device)).max())
+            contexts += [[trainer.eos_token_ids[0]]] * (most - count)
+        if not contexts:
+            return []
+        ids, logps = trainer._generate_single_turn(contexts, None, {}, 1)
+        ends = set(trainer.eos_token_ids)
+        return [
+            Completion(
+                ids=list(ids[row]),
+                finish=FinishReason.STOP if ids[row][-1] in ends else FinishReason.LENGTH,
+                logps=None if logps is None else list(logps[row]),
+            )
+            for row in range(count)
+        ]
+
+
+class RolloutGRPOTrainer(GRPOTrainer):
+    """GRPO whose rollouts, credit and ratio level come from three methods: `sample`, `assign_credit`, `make_probe`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The environment renders prompts and observations itself, so TRL's own checks of the chat template, which only know
+        # templates by their exact bytes, are not needed: tools are announced after they ran.
+        self.tools = [search]
+        self.rollout_func = self._rollout
+        # TRL's loss knows the levels "token" and "sequence"; the others are carried by the reference log-probs.
+        self._ratio_level = self.importance_sampling_level
+        if self._ratio_level in SEGMENT_LEVELS:
+            self.importance_sampling_level = "token"
+        self._rows: list[dict[str, Any]] = []
+        self._rollouts: list[Rollout] = []
+        self._rewards_per_func: torch.Tensor | None = None
+        self._armed_probe: SalienceProbe | None = None
+        self._loss_inputs: dict[str, Any] | None = None
+
+    # --- what subclasses provide
+
+    def sample(self, rows: Sequence[Mapping[str, Any]]) -> list[Rollout]:
+        """One rollout per dataset row."""
+        raise NotImplementedError
+
+    def assign_credit(self, batch: GenerationBatch) -> None:
+        """Set `batch.advantages` and, where needed, `batch.masked` and `batch.metrics`."""
+        raise NotImplementedError
+
+    def make_probe(self) -> SalienceProbe | None:
+        """Probe of the old policy for this batch, or `None` if credit needs no token statistics."""
+        return None
+
+    def finish_batch(self, batch: GenerationBatch) -> None:
+        """Called once per generation batch after credit assignment."""
+
+    # --- rollouts
+
+    @property
+    def is_generation_collective(self) -> bool:
+        """Whether every process must take part in every generation call."""
+        if self.accelerator.num_processes == 1:
+            return False
+        is_sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        is_shared_vllm = self.use_vllm and (self.vllm_mode == "server" or self.vllm_tensor_parallel_size > 1)
+        return is_sharded or is_shared_vllm
+
+    def is_anyone_active(self, is_active: bool) -> bool:
+        """Whether any process still has rollouts to sample; processes advance in lockstep where generation is collective."""
+        if not self.is_generation_collective:
+            return is_active
+        return bool(self.accelerator.gather(torch.tensor([is_active], device=self.accelerator.device)).any())
+
+    def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
+        del prompts, trainer
+        self._rollouts = self.sample(self._rows)
+        logps = [rollout.logps for rollout in self._rollouts]
+        return {
+            "prompt_ids": [list(rollout.prompt_ids) for rollout in self._rollouts],
+            "completion_ids": [rollout.completion_ids for rollout in self._rollouts],
+            "logprobs": None if any(row is None for row in logps) else logps,
+            "rollout": list(self._rollouts),
+        }
+
+    def _tool_call_loop(self, prompts, prompt_ids, completion_ids, completions, logprobs, *args: Any):
+        calls = [call for rollout in self._rollouts for turn in rollout.turns for call in turn.calls]
+        return (
+            [rollout.sampled_mask for rollout in self._rollouts],
+            [conversation(rollout) for rollout in self._rollouts],
+            completion_ids,
+            logprobs,
+            len(calls),
+            sum(call.status is CallStatus.REJECTED for call in calls),
+            [[] for _ in self._rollouts],
+        )
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
+        return self._rewards_per_func
+
+    # --- credit
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._rows = inputs
+        probe = self._armed_probe = self.make_probe()
+        output = super()._generate_and_score_completions(inputs)
+        if probe is not None and ("old_per_token_logps" not in output or not probe.has_result):
+            self._armed_probe = probe
+            output["old_per_token_logps"] = self._old_logps(output)
+        self._armed_probe = None
+        batch = self._batch(output, probe)
+        self.assign_credit(batch)
+        self._write_credit(output, batch)
+        self.finish_batch(batch)
+        self._rows, self._rollouts, self._rewards_per_func = [], [], None
+        return output
+
+    @torch.no_grad()
+    def _old_logps(self, output: dict[str, Any]) -> torch.Tensor:
+        """Old-policy pass for batches on which TRL needs none itself."""
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            logps, _, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                output["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )
+        return logps
+
+    def _batch(self, output: dict[str, Any], probe: SalienceProbe | None) -> GenerationBatch:
+        device, count = self.accelerator.device, len(self._rollouts)
+        start = self.accelerator.process_index * count
+        per_func = self._rewards_per_func[start : start + count]
+        rewards = (per_func * self.reward_weights.to(device)).nansum(dim=1)
+        rewards[per_func.isnan().all(dim=1)] = torch.nan
+        is_failed = torch.tensor([rollout.stop is StopReason.FAILED for rollout in self._rollouts], device=device)
+        group_size = self.num_generations if self.model.training else self.num_generations_eval
+        length = output["completion_ids"].size(1)
+        margins, entropies = (None, None) if probe is None else probe.result()
+        return GenerationBatch(
+            rollouts=self._rollouts,
+            rewards=rewards,
+            group_ids=torch.arange(count, device=device) // group_size,
+            valid=~is_failed & ~rewards.isnan(),
+            sampled_mask=(output["completion_mask"] * output["tool_mask"]).bool(),
+            turn_ids=padded([rollout.turn_ids for rollout in self._rollouts], length, -1, device),
+            margins=margins,
+            entropies=entropies,
+        )
+
+    def _write_credit(self, output: dict[str, Any], batch: GenerationBatch) -> None:
+        leaves_loss = ~batch.valid if batch.masked is None else ~batch.valid | batch.masked
+        output["advantages"] = batch.advantages
+        output["turn_ids"] = batch.turn_ids
+        output["tool_mask"] = output["tool_mask"] * (~leaves_loss).unsqueeze(1)
+        # TRL counted the loss tokens before any rollout left the loss.
+        loss_mask = output["completion_mask"] * output["tool_mask"]
+        output["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum().clamp(min=1)
+        self.log_means(batch.metrics)
+
+    def log_means(self, metrics: Mapping[str, float]) -> None:
+        """Log values averaged over the processes, NaN left out. Every process must pass the same names."""
+        mode = "train" if self.model.training else "eval"
+        gathered = gather_object([dict(metrics)])
+        for name in metrics:
+            values = torch.tensor([float(part[name]) for part in gathered], dtype=torch.float64)
+            self._metrics[mode][name].append(values.nanmean().item())
+
+    # --- loss
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, *args: Any, **kwargs: Any
+    ):
+        probe = self._armed_probe
+        if probe is not None and model is self.model:
+            # Only the first pass of the policy is the old-policy pass; a later one may be a disabled adapter.
+            self._armed_probe = None
+            with probe.watch(input_ids[:, -logits_to_keep:]):
+                return super()._get_per_token_logps_and_entropies(
+                    model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+                )
+        output = super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+        if self._loss_inputs is not None:
+            self._replace_reference(self._loss_inputs, output[0].detach())
+        return output
+
+    def _replace_reference(self, inputs: dict[str, Any], logps: torch.Tensor) -> None:
+        """Choose old log-probs under which TRL's token ratio is the ratio of the configured level."""
+        old_logps = inputs.get("old_per_token_logps")
+        old_logps = logps if old_logps is None else old_logps
+        # The off-policy mask must go on comparing with the true old policy.
+        inputs.setdefault("sampling_per_token_logps", old_logps)
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        inputs["old_per_token_logps"] = equivalent_old_logps(
+            logps, old_logps, mask=mask, turn_ids=inputs["turn_ids"], level=self._ratio_level
+        )
+
+    def _compute_loss(self, model, inputs):
+        if self._ratio_level not in SEGMENT_LEVELS:
+            return super()._compute_loss(model, inputs)
+        # A shallow copy: the buffered batch serves the next iteration too.
+        self._loss_inputs = dict(inputs)
+        try:
+            return super()._compute_loss(model, self._loss_inputs)
+        finally:
+            self._loss_inputs = None

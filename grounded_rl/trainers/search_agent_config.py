@@ -1,0 +1,157 @@
+"""Configuration shared by every trainer of search agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from trl import GRPOConfig
+
+from grounded_rl.errors import ConfigurationError
+
+RATIO_LEVELS = ("token", "sequence", "sequence_token", "turn")
+
+
+@dataclass
+class SearchAgentConfig(GRPOConfig):
+    r"""
+    Configuration of [`SearchAgentTrainer`].
+
+    Only what differs from [`~trl.GRPOConfig`] is listed. The defaults that are re-declared are those the GCA paper's host,
+    Search-R1, trains with.
+
+    Parameters:
+        > Parameters that control the rollouts
+
+        rollout_max_turns (`int`, *optional*, defaults to `5`):
+            Largest number of assistant turns, the answer included.
+        rollout_max_turn_tokens (`int`, *optional*, defaults to `512`):
+            Largest number of tokens sampled per turn.
+        rollout_max_calls_per_turn (`int`, *optional*, defaults to `3`):
+            Calls executed per turn; further ones get an error observation.
+        rollout_observation_tokens (`int`, *optional*, defaults to `1024`):
+            Policy tokens of the passages of one observation, shared fairly among them.
+        rollout_max_failed_share (`float`, *optional*, defaults to `0.2`):
+            The run stops when more than this share of a generation batch failed for infrastructural reasons.
+        rollout_log_groups (`int`, *optional*, defaults to `2`):
+            Groups of every generation batch written to `rollouts.jsonl` in the output folder, with token advantages. `0`
+            writes none, `-1` all.
+        prompt_style (`str`, *optional*, defaults to `"gca"`):
+            Prompt the question is put in.
+        tool_format (`str`, *optional*, defaults to `"qwen"`):
+            How the policy writes calls.
+
+        > Parameters that control retrieval
+
+        retrieval_top_k (`int`, *optional*, defaults to `3`):
+            Passages per search.
+        retrieval_on_failure (`str`, *optional*, defaults to `"raise"`):
+            What a failed search does: `"raise"` stops the run, `"mask"` takes the rollout out of statistics and loss.
+
+        > Parameters that control reward and credit
+
+        reward_format (`str`, *optional*, defaults to `"search_r1_v03"`):
+            Format term of the built-in reward, `"search_r1_v03"` or `"none"`. Unused when `reward_funcs` are passed.
+        credit_singleton (`str`, *optional*, defaults to `"zero"`):
+            Advantage of a group with one valid rollout: `"zero"`, or `"raw"` for the reward itself as verl has it.
+        credit_epsilon (`float`, *optional*, defaults to `1e-6`):
+            Added to the standard deviation of a group.
+        importance_sampling_level (`str`, *optional*, defaults to `"token"`):
+            Level of the importance ratio: `"token"`, `"sequence"`, or, with a gradient per token, `"turn"` and
+            `"sequence_token"` (GSPO-token).
+    """
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = GRPOConfig._VALID_DICT_FIELDS
+
+    rollout_max_turns: int = field(
+        default=5, metadata={"help": "Largest number of assistant turns, the answer included."}
+    )
+    rollout_max_turn_tokens: int = field(default=512, metadata={"help": "Largest number of tokens sampled per turn."})
+    rollout_max_calls_per_turn: int = field(default=3, metadata={"help": "Calls executed per turn."})
+    rollout_observation_tokens: int = field(
+        default=1024, metadata={"help": "Policy tokens of the passages of one observation."}
+    )
+    rollout_max_failed_share: float = field(
+        default=0.2, metadata={"help": "Share of failed rollouts in a generation batch above which the run stops."}
+    )
+    rollout_log_groups: int = field(
+        default=2, metadata={"help": "Groups per generation batch written to rollouts.jsonl; -1 writes all."}
+    )
+    prompt_style: str = field(default="gca", metadata={"help": "Prompt the question is put in."})
+    tool_format: str = field(default="qwen", metadata={"help": "How the policy writes calls."})
+    retrieval_top_k: int = field(default=3, metadata={"help": "Passages per search."})
+    retrieval_on_failure: str = field(
+        default="raise",
+        metadata={"help": "What a failed search does: 'raise' stops the run, 'mask' drops the rollout."},
+    )
+    reward_format: str = field(
+        default="search_r1_v03", metadata={"help": "Format term of the built-in reward: 'search_r1_v03' or 'none'."}
+    )
+    credit_singleton: str = field(
+        default="zero", metadata={"help": "Advantage of a group with one valid rollout: 'zero' or 'raw'."}
+    )
+    credit_epsilon: float = field(default=1e-6, metadata={"help": "Added to the standard deviation of a group."})
+    num_generations: int | None = field(default=5, metadata={"help": "Rollouts per prompt."})
+    max_completion_length: int | None = field(
+        default=7168, metadata={"help": "Tokens of a whole completion, observations included."}
+    )
+    beta: float = field(default=1e-3, metadata={"help": "Coefficient of the KL term (k3 estimator)."})
+    learning_rate: float = field(default=1e-6, metadata={"help": "Initial learning rate."})
+    lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "Learning-rate schedule."})
+
+    def __post_init__(self) -> None:
+        violations = [
+            f"`{name}` must be {rule}: got {getattr(self, name)!r}."
+            for name, rule, is_kept in self._rules()
+            if not is_kept
+        ]
+        if violations:
+            raise ConfigurationError(" ".join(violations) + " Correct the recipe.")
+        # A cap per turn; TRL's own limit covers the whole completion.
+        cap = "max_tokens" if self.use_vllm else "max_new_tokens"
+        self.generation_kwargs = {cap: self.rollout_max_turn_tokens, **(self.generation_kwargs or {})}
+        try:
+            super().__post_init__()
+        except ConfigurationError:
+            raise
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        self._check_groups()
+
+    def _rules(self) -> list[tuple[str, str, bool]]:
+        """Name, rule and whether it is kept, for every field of this class that has one."""
+        positive = [
+            "rollout_max_turns",
+            "rollout_max_turn_tokens",
+            "rollout_max_calls_per_turn",
+            "rollout_observation_tokens",
+            "retrieval_top_k",
+        ]
+        choices = {
+            "retrieval_on_failure": ("raise", "mask"),
+            "credit_singleton": ("zero", "raw"),
+            "importance_sampling_level": RATIO_LEVELS,
+        }
+        return [
+            *((name, "at least 1", getattr(self, name) >= 1) for name in positive),
+            *((name, f"one of {allowed}", getattr(self, name) in allowed) for name, allowed in choices.items()),
+            ("rollout_max_failed_share", "in [0, 1]", 0 <= self.rollout_max_failed_share <= 1),
+            ("rollout_log_groups", "-1 or more", self.rollout_log_groups >= -1),
+            ("credit_epsilon", "at least 0", self.credit_epsilon >= 0),
+        ]
+
+    def _check_groups(self) -> None:
+        """A group must stay on one process: its statistics, and trees, are computed there."""
+        per_process = self.per_device_train_batch_size * (self.steps_per_generation or 1)
+        if per_process % self.num_generations:
+            raise ConfigurationError(
+                f"`num_generations` ({self.num_generations}) must divide `per_device_train_batch_size * "
+                f"steps_per_generation` ({per_process}), so that a group stays on one process: got a remainder of "
+                f"{per_process % self.num_generations}. Raise `steps_per_generation` or change `num_generations`."
+            )
+        group_size = self.num_generations_eval or self.num_generations
+        if self.eval_strategy != "no" and self.per_device_eval_batch_size % group_size:
+            raise ConfigurationError(
+                f"`per_device_eval_batch_size` must be a multiple of the rollouts per question in evaluation ({group_size}): "
+                f"got {self.per_device_eval_batch_size}. Change it or `num_generations_eval`."
+            )
