@@ -15,7 +15,7 @@ from grounded_rl.credit.tree import NO_NODE, AdvantageMode, check_per_node, node
 def _check_token_nodes(token_nodes: torch.Tensor, num_nodes: int) -> None:
     if token_nodes.numel() == 0:
         return
-    low, high = int(token_nodes.amin()), int(token_nodes.amax())
+    low, high = (int(end) for end in token_nodes.aminmax())
     if low < NO_NODE or high >= num_nodes:
         raise ValueError(
             f"`token_nodes` must lie in [-1, {num_nodes}): got a range of [{low}, {high}]. "
