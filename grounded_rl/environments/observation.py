@@ -195,9 +195,11 @@ class ObservationFormatter:
 
     def format(self, hits: Sequence[Hit]) -> tuple[str, tuple[ShownPassage, ...]]:
         """Text of the hits of one call, enclosing tags left out, and the passages as shown, both within the budget."""
-        bodies = [self.neutralize(hit.passage.text)[: self.template.max_chars] for hit in hits]
+        whole = [self.neutralize(hit.passage.text) for hit in hits]
+        bodies = [body[: self.template.max_chars].rstrip() for body in whole]
         titles = [self.cut(self.neutralize(hit.passage.title), TITLE_TOKENS)[0] for hit in hits]
         full = [self.count(body) for body in bodies]
+        totals = full if bodies == whole else [self.count(body) for body in whole]
         while bodies:
             headers = [self.template.header(number, title) for number, title in enumerate(titles, start=1)]
             overhead = self.count(self.template.separator.join(headers))
@@ -210,12 +212,12 @@ class ObservationFormatter:
                 # Pieces may merge into more tokens than the sum of their counts.
                 excess = self.count(text) - self.budget
                 if excess <= 0:
-                    return text, self._passages(hits, titles, shown, full)
+                    return text, self._passages(hits, titles, shown, totals)
                 left = min(left, sum(count for _, count in shown)) - excess
             bodies, titles, full = bodies[:-1], titles[:-1], full[:-1]
         return self.template.empty, ()
 
-    def _passages(self, hits, titles, shown, full) -> tuple[ShownPassage, ...]:
+    def _passages(self, hits, titles, shown, totals) -> tuple[ShownPassage, ...]:
         return tuple(
             ShownPassage(
                 id=hit.passage.id,
@@ -225,7 +227,7 @@ class ObservationFormatter:
                 num_tokens=count,
                 num_tokens_full=total,
             )
-            for hit, title, (body, count), total in zip(hits, titles, shown, full, strict=False)
+            for hit, title, (body, count), total in zip(hits, titles, shown, totals, strict=False)
         )
 
 
