@@ -61,7 +61,7 @@ def contribution_weights(
     check_same_shape(contributions=contributions, search_mask=search_mask)
     searched = search_mask.bool()
     marks = torch.where(searched, contributions, 0.0)
-    counts = searched.sum(1, keepdim=True)
+    counts = searched.to(marks.dtype).sum(1, keepdim=True)
     if gamma < HARD_GAMMA:
         scaled = torch.where(searched, gamma * marks, -torch.inf)
         # A row without a search round would be the softmax of nothing, which is NaN.

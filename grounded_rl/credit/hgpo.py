@@ -128,6 +128,6 @@ def hgpo_advantages(
     for length, advantages, counts in terms:
         check_same_shape(returns=returns, base=advantages)
         counts = counts & (advantages != 0) if skip_zero else counts
-        weight = torch.where(counts, float(length + 1) ** alpha, 0.0).to(returns.dtype)
+        weight = counts.to(returns.dtype) * float(length + 1) ** alpha
         total, weights = total + weight * advantages, weights + weight
     return total / (weights + epsilon)

@@ -83,7 +83,7 @@ def candidate_mask(
     if root_candidate == "always":
         return candidates | (is_root & is_inner)
     trees = tree_ids(parents)
-    has_candidate = torch.zeros(int(trees[-1]) + 1, dtype=torch.bool, device=parents.device)
+    has_candidate = torch.zeros(int(trees.max()) + 1, dtype=torch.bool, device=parents.device)
     has_candidate[trees[candidates]] = True
     return candidates | (is_root & ~has_candidate[trees])
 
@@ -195,7 +195,7 @@ def sfc_scores(
             sizes, means, spreads, _ = set_moments(surprisals, set_ids)
             standardized = (surprisals - means) / spreads
             base = torch.where((spreads > RELEASE_SPREAD_THRESHOLD) & (sizes >= 2), standardized, surprisals)
-    return base - penalty * num_siblings
+    return base - penalty * num_siblings.to(base.dtype)
 
 
 def candidate_ranks(scores: torch.Tensor, set_ids: torch.Tensor | None = None) -> torch.Tensor:

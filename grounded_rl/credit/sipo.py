@@ -19,7 +19,7 @@ from grounded_rl.credit.events import LeafEvents, leaf_events
 from grounded_rl.credit.release import SIPOOptions, slope_sums
 from grounded_rl.credit.selection import SelectionRecords
 from grounded_rl.credit.slope import CorrelationSums, SlopeSums
-from grounded_rl.credit.tree import leaf_mask, standardized_leaf_values, tree_ids, tree_values, zero_variance_trees
+from grounded_rl.credit.tree import leaf_mask, standardized_leaf_values, tree_values, zero_variance_trees
 
 
 def blom(ranks: torch.Tensor | int, set_sizes: torch.Tensor | int) -> torch.Tensor:
@@ -199,6 +199,6 @@ def sipo_credit(
         "credit/zero_variance_trees": float(trees_of_roots.mean()),
         "credit/corrected_leaves": float((corrected != uncorrected)[counted].double().mean()),
         "credit/leaves_with_event": float(events.found[counted].double().mean()),
-        "credit/num_trees": float(tree_ids(parents)[-1] + 1),
+        "credit/num_trees": float((parents < 0).sum()),
     }
     return SIPOCredit(uncorrected, corrected, values, events, sums, metrics)

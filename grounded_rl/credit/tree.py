@@ -220,7 +220,7 @@ def zero_variance_trees(
     check_per_node(parents, rewards=rewards, valid=valid)
     counted = leaf_mask(parents) if valid is None else leaf_mask(parents) & valid
     trees = tree_ids(parents)
-    varies = torch.zeros(int(trees[-1]) + 1, dtype=torch.bool, device=parents.device)
+    varies = torch.zeros(int(trees.max()) + 1, dtype=torch.bool, device=parents.device)
     varies[trees[has_reward_variance(rewards, trees, counted)]] = True
     return ~varies[trees]
 

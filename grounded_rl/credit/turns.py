@@ -189,7 +189,7 @@ def search_turn_rewards(
     check_same_shape(rollouts=hits[:, 0], outcomes=outcomes)
     exists, last = turn_mask.bool(), last_turns(turn_mask)
     searches_so_far = (exists & ~last).to(outcomes.dtype).cumsum(1)
-    form = torch.where(well_formed.bool(), format_reward, -format_penalty).to(outcomes.dtype)
+    form = torch.where(well_formed.bool(), outcomes.new_tensor(format_reward), outcomes.new_tensor(-format_penalty))
     rewards = hit_reward * hits.bool().to(outcomes.dtype) + form - search_cost * searches_so_far
     rewards = torch.where(last, outcomes[:, None], rewards)
     return torch.where(exists, rewards, 0.0)

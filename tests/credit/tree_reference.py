@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from grounded_rl.credit import ExpandedTrees, SelectionRecords, record_selections
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RefNode:
     parent: RefNode | None
     surprisal: float
