@@ -2,7 +2,8 @@
 Embedded BM25 index: built in one pass with bounded memory, searched from memory-mapped files in this process.
 
 Title and body are searched as one field. Analysis: Unicode NFC, words of letters and digits, lower case, accents
-folded to ASCII, English stems. A query is a bag of distinct words; nothing in it is syntax.
+folded to ASCII, English stems. A query is a bag of distinct words; nothing in it is syntax. Function words ("the",
+"of") are indexed, but left out of a query that has other words: they cost half of its time and change next to nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _PARAMETERS: Final = {
     "k1": 1.2,
     "b": 0.75,
     "searched": "title + line break + text",
+    "query": "distinct words; no english function words if there are others",
     "analysis": f"nfc, words of at most {_MAX_TOKEN_BYTES - 1} bytes, lower case, ascii folding, english stemmer",
 }
 _ANALYZER = "grounded_rl_english"
@@ -51,13 +53,14 @@ def build_bm25_index(
     *,
     overwrite: bool = False,
     writer_heap_mb: int = 128,
+    num_threads: int = 1,
     on_progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """
     Build a BM25 index from a corpus file and publish it in one step.
 
     The corpus is streamed; memory is bounded by the writer's heap plus 8 bytes per passage. What the index answers
-    depends on the corpus alone, not on the heap.
+    depends on the corpus alone, not on the heap or the threads.
 
     Args:
         corpus (`str` or `Path`):
@@ -67,7 +70,9 @@ def build_bm25_index(
         overwrite (`bool`, *optional*, defaults to `False`):
             Replace an index that is already there.
         writer_heap_mb (`int`, *optional*, defaults to 128):
-            Memory of the writer before it starts a new segment, in MB; at least 16.
+            Memory of the writer before it starts a new segment, in MB; at least 16 per thread.
+        num_threads (`int`, *optional*, defaults to 1):
+            Threads that write. With one, the same passages fill the same segments in every build.
         on_progress (`Callable[[int, int], None]`, *optional*):
             Called now and then with the bytes of the corpus read so far and its size in bytes.
 
@@ -86,9 +91,12 @@ def build_bm25_index(
 
     ```
     """
-    if writer_heap_mb < _MIN_HEAP_MB:
+    if num_threads < 1:
+        raise ConfigurationError(f"`num_threads` must be at least 1: got {num_threads}. Leave it out for one thread.")
+    if writer_heap_mb < _MIN_HEAP_MB * num_threads:
         raise ConfigurationError(
-            f"`writer_heap_mb` must be at least {_MIN_HEAP_MB}: got {writer_heap_mb}. Give the writer more memory."
+            f"`writer_heap_mb` must be at least {_MIN_HEAP_MB} for each of {num_threads} threads: "
+            f"got {writer_heap_mb}. Give the writer more memory or fewer threads."
         )
     digest = CorpusDigest(corpus)
     with staged_index(index_dir, overwrite=overwrite) as staging:
@@ -96,8 +104,7 @@ def build_bm25_index(
         folder.mkdir()
         index = tantivy.Index(_schema(), path=str(folder))
         index.register_tokenizer(_ANALYZER, _analyzer())
-        # One thread: with more, passages are dealt to segments in the order in which threads wake up.
-        writer = index.writer(writer_heap_mb * 1_000_000, 1)
+        writer = index.writer(writer_heap_mb * 1_000_000, num_threads)
         try:
             for passage in read_corpus(corpus, on_progress=on_progress):
                 writer.add_document(_document(passage, ordinal=digest.num_passages))
@@ -134,10 +141,9 @@ class BM25Retriever:
     """
     Searches a BM25 index. Make one with [`BM25Retriever.open`].
 
-    Scores are BM25 with `k1 = 1.2` and `b = 0.75` over title and body. Hits are ordered by score, then by id
-    (`corpus.id_sort_key`), exactly: passages whose score ties with the last hit are compared before the cut. Every
-    distinct word of a query counts once. Words that are in no passage are ignored; a query without any indexed word
-    finds nothing.
+    Scores are BM25 with `k1 = 1.2` and `b = 0.75` over title and body, summed over the distinct words of a query. Hits
+    are ordered by score, then by id (`corpus.id_sort_key`), exactly: passages whose score ties with the last hit are
+    compared before the cut. Words that are in no passage are ignored; a query without any indexed word finds nothing.
     """
 
     def __init__(self, searcher: tantivy.Searcher, schema: tantivy.Schema, manifest: Mapping[str, Any], threads: int):
@@ -145,7 +151,7 @@ class BM25Retriever:
         self._schema = schema
         self._manifest = dict(manifest)
         self._num_threads = threads
-        self._analyzer = _analyzer()
+        self._analyzers = (_analyzer(drop_function_words=True), _analyzer())
 
     @classmethod
     def open(cls, index_dir: str | Path, *, num_threads: int | None = None) -> BM25Retriever:
@@ -244,7 +250,8 @@ class BM25Retriever:
 
     def _search_one(self, query: str, k: int) -> list[Hit]:
         """Hits of one query."""
-        terms = _query_terms(self._analyzer, query)
+        without_function_words, with_all_words = self._analyzers
+        terms = _query_terms(without_function_words, query) or _query_terms(with_all_words, query)
         if not terms:
             return []
         clauses = [
@@ -318,16 +325,14 @@ def _schema() -> tantivy.Schema:
     return builder.build()
 
 
-def _analyzer() -> tantivy.TextAnalyzer:
+def _analyzer(*, drop_function_words: bool = False) -> tantivy.TextAnalyzer:
     """Analysis of passages and of queries, but for the Unicode normalisation, which is done before."""
-    return (
-        tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-        .filter(tantivy.Filter.remove_long(_MAX_TOKEN_BYTES))
-        .filter(tantivy.Filter.lowercase())
-        .filter(tantivy.Filter.ascii_fold())
-        .filter(tantivy.Filter.stemmer("english"))
-        .build()
-    )
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+    builder = builder.filter(tantivy.Filter.remove_long(_MAX_TOKEN_BYTES)).filter(tantivy.Filter.lowercase())
+    builder = builder.filter(tantivy.Filter.ascii_fold())
+    if drop_function_words:
+        builder = builder.filter(tantivy.Filter.stopword("english"))
+    return builder.filter(tantivy.Filter.stemmer("english")).build()
 
 
 def _document(passage: Passage, *, ordinal: int) -> tantivy.Document:

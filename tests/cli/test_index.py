@@ -49,13 +49,14 @@ def test_build_says_what_it_made_and_where(corpus, capsys):
 def test_build_replaces_an_index_only_if_asked(index, corpus, capsys):
     build = ["index", "build", "--corpus", corpus, "--out", index]
     assert_refused(capsys, build, "replace it with `--overwrite`")
-    assert main([str(argument) for argument in [*build, "--overwrite"]]) == 0
+    assert main([str(argument) for argument in [*build, "--overwrite", "--threads", 2]]) == 0
 
 
 def test_build_refuses_what_it_cannot_index(corpus, capsys):
     folder = corpus.parent / "index"
     build = ["index", "build", "--out", folder, "--corpus"]
     assert_refused(capsys, [*build, corpus, "--backend", "lucene"], "`backend` must be one of `bm25`")
+    assert_refused(capsys, [*build, corpus, "--threads", 0], "`num_threads` must be at least 1: got 0")
     assert_refused(capsys, [*build, "absent.jsonl"], "No such file or directory")
     bad = corpus.with_name("bad.jsonl")
     bad.write_text('{"id": 1, "text": "x"}\n{"id": 1, "text": "x"}\n')

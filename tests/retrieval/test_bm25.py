@@ -51,6 +51,11 @@ def stored_length(length: int) -> int:
     return 24 + (length - 24) // step * step
 
 
+def test_the_words_of_the_reference_survive_the_analysis():
+    words = [word for document in random_documents(50, seed=0) for word in document]
+    assert bm25._analyzer(drop_function_words=True).analyze(" ".join(words)) == words
+
+
 def reference_scores(documents: list[list[str]], query: list[str]) -> np.ndarray:
     """BM25 of every document, as the formula is written."""
     k1, b = 1.2, 0.75
@@ -70,7 +75,7 @@ def reference_scores(documents: list[list[str]], query: list[str]) -> np.ndarray
 def random_documents(count: int, seed: int) -> list[list[str]]:
     rng = np.random.default_rng(seed)
     # Words the stemmer leaves alone, with a Zipf-like distribution.
-    vocabulary = np.array([f"{a}{b}{c}" for a in "bdgk" for b in "aou" for c in "mnpt"])
+    vocabulary = np.array([f"{a}{b}{c}" for a in "bdgk" for b in "aou" for c in "mnpg"])
     weights = 1 / np.arange(1, len(vocabulary) + 1)
     return [
         rng.choice(vocabulary, size=rng.integers(1, 120), p=weights / weights.sum()).tolist() for _ in range(count)
@@ -147,7 +152,7 @@ def test_threads_do_not_change_results(tmp_path):
     assert many.search(queries, 7) == one.search(queries, 7)
 
 
-def test_the_heap_of_the_writer_does_not_change_results(tmp_path):
+def test_heap_and_threads_of_the_writer_do_not_change_results(tmp_path):
     # Enough distinct words to fill the smallest heap several times.
     rng = np.random.default_rng(4)
     passages = [Passage(str(row), "", " ".join(f"w{n:x}" for n in rng.zipf(1.3, 60) % 10**7)) for row in range(12_000)]
@@ -155,10 +160,11 @@ def test_the_heap_of_the_writer_does_not_change_results(tmp_path):
     queries = [" ".join(passage.text.split()[:4]) for passage in passages[::600]]
     small = build_bm25_index(corpus, tmp_path / "small", writer_heap_mb=16)
     large = build_bm25_index(corpus, tmp_path / "large", writer_heap_mb=128)
-    assert len(small["files"]) > len(large["files"])
-    assert small["index_id"] == large["index_id"]
-    results = [BM25Retriever.open(tmp_path / name).search(queries, 10) for name in ("small", "large")]
-    assert results[0] == results[1]
+    threads = build_bm25_index(corpus, tmp_path / "threads", num_threads=3)
+    assert len(small["files"]) > len(large["files"]) < len(threads["files"])
+    assert small["index_id"] == large["index_id"] == threads["index_id"]
+    results = [BM25Retriever.open(tmp_path / name).search(queries, 10) for name in ("small", "large", "threads")]
+    assert results[0] == results[1] == results[2]
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -187,6 +193,20 @@ def test_spellings_meet(tmp_path, text, query):
 def test_a_repeated_word_counts_once_in_a_query(retriever):
     once, twice = retriever.search(["lima capital", "lima LIMA capital Lima"], 5)
     assert once == twice != []
+
+
+def test_function_words_count_only_in_a_query_that_has_no_others(tmp_path):
+    passages = [
+        Passage("1", "It", "A novel."),
+        Passage("2", "Lima", "To be the capital of it all."),
+        Passage("3", "", "x"),
+    ]
+    retriever = open_index_of(tmp_path, passages)
+    with_them, without_them = retriever.search(["the capital of it", "capital"], 3)
+    assert with_them == without_them
+    it, sentence = retriever.search(["It", "to be"], 3)
+    assert [hit.passage.id for hit in it] == ["1", "2"]
+    assert [hit.passage.id for hit in sentence] == ["2"]
 
 
 def test_words_beyond_the_limit_of_a_query_are_not_searched(retriever):
@@ -278,13 +298,22 @@ def test_progress_ends_at_the_size_of_the_corpus(tmp_path):
 
 
 def test_a_heap_below_the_least_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="`writer_heap_mb` must be at least 16: got 1"):
-        build_bm25_index(tmp_path / "corpus.jsonl", tmp_path / "index", writer_heap_mb=1)
+    for threads in (1, 8):
+        message = f"`writer_heap_mb` must be at least 16 for each of {threads} threads: got {16 * threads - 1}"
+        with pytest.raises(ConfigurationError, match=message):
+            build_bm25_index(
+                tmp_path / "corpus.jsonl",
+                tmp_path / "index",
+                writer_heap_mb=16 * threads - 1,
+                num_threads=threads,
+            )
 
 
 def test_no_threads_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="`num_threads` must be at least 1: got 0"):
         BM25Retriever.open(tmp_path, num_threads=0)
+    with pytest.raises(ConfigurationError, match="`num_threads` must be at least 1: got 0"):
+        build_bm25_index(tmp_path / "corpus.jsonl", tmp_path / "index", num_threads=0)
 
 
 def test_a_query_that_is_no_string_is_refused(retriever):
@@ -333,7 +362,7 @@ def edited(tmp_path: Path, **changes) -> Path:
 
 def test_an_index_of_another_analysis_is_refused(tmp_path):
     parameters = {"k1": 0.9, "b": 0.75, "searched": "text", "analysis": "whitespace"}
-    with pytest.raises(ConfigurationError, match="got another value of `k1`, `searched`, `analysis`"):
+    with pytest.raises(ConfigurationError, match="got another value of `k1`, `searched`, `query`, `analysis`"):
         BM25Retriever.open(edited(tmp_path, parameters=parameters))
 
 
@@ -390,3 +419,4 @@ def test_the_analysis_is_the_one_the_manifest_names():
     analyzer = bm25._analyzer()
     assert analyzer.analyze("The RUNNING Café's l'été-2020!") == ["the", "run", "cafe", "s", "l", "ete", "2020"]
     assert analyzer.analyze("x" * 39 + " " + "y" * 40) == ["x" * 39]
+    assert bm25._analyzer(drop_function_words=True).analyze("The city of Then, AND us") == ["citi", "us"]
