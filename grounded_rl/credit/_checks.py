@@ -34,16 +34,16 @@ def check_dimensions(name: str, tensor: torch.Tensor, *letters: str) -> None:
         )
 
 
-def check_rows(name: str, tensor: torch.Tensor, rows: int) -> None:
-    """The tensor is a vector with one entry per rollout."""
+def check_rows(name: str, tensor: torch.Tensor, rows: int, *, per: str = "rollout") -> None:
+    """The tensor is a vector with one entry per rollout (or whatever `per` names)."""
     if tuple(tensor.shape) != (rows,):
         raise ValueError(
-            f"`{name}` must have the shape ({rows},): got {tuple(tensor.shape)}. Pass one entry per rollout."
+            f"`{name}` must have the shape ({rows},): got {tuple(tensor.shape)}. Pass one entry per {per}."
         )
 
 
-def check_ids(name: str, ids: torch.Tensor, upper: int | None = None, *, bound: str = "") -> None:
-    """The ids are integers in `[-1, upper)`; `bound` is how the caller wrote the upper end."""
+def check_ids(name: str, ids: torch.Tensor, upper: int | None = None, *, bound: str = "", hint: str = "") -> None:
+    """The ids are integers in `[-1, upper)`; `bound` names the argument the upper end came from, if any."""
     if ids.dtype.is_floating_point or ids.dtype == torch.bool:
         raise TypeError(f"`{name}` must hold integers: got {ids.dtype}. Convert it with `.long()`.")
     if ids.numel() == 0:
@@ -55,10 +55,9 @@ def check_ids(name: str, ids: torch.Tensor, upper: int | None = None, *, bound: 
                 f"`{name}` must be at least -1: got a minimum of {low}. Use `-1` for tokens that belong to no segment."
             )
     elif low < -1 or high >= upper:
-        raise ValueError(
-            f"`{name}` must lie in [-1, {bound or upper}) = [-1, {upper}): got a range of [{low}, {high}]. "
-            f"Pass a larger `{bound or 'bound'}`, or use `-1` for tokens that belong to no segment."
-        )
+        named = f"[-1, {bound}) = " if bound else ""
+        hint = hint or f"Pass a larger `{bound}`, or use `-1` for tokens that belong to no segment."
+        raise ValueError(f"`{name}` must lie in {named}[-1, {upper}): got a range of [{low}, {high}]. {hint}")
 
 
 def check_choice(name: str, value: object, accepted: Collection[object]) -> None:

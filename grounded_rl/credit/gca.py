@@ -111,7 +111,7 @@ class Routing:
             [`cell_means`]).
 
     Raises:
-        `ValueError`: If a table has another shape or a magnitude outside `[0, 1]`, or if
+        `ValueError`: If a table has another shape or entries out of range, or if
             \\( \eta \lambda_{\max} c_{\max} \ge 1 \\), under which credit could flip the sign of an advantage.
 
     Example:
@@ -142,6 +142,8 @@ class Routing:
             raise ValueError(
                 f"`lambdas` must lie in [0, 1]: got a range of [{low}, {high}]. Clip the table, or lower its scale."
             )
+        if self.mean_salience is not None:
+            check_at_least("mean_salience", float(self.mean_salience.min()), 0.0)
         check_at_least("eta", self.eta, 0.0)
         if self.bound >= 1.0:
             raise ValueError(
@@ -152,7 +154,7 @@ class Routing:
     @property
     def bound(self) -> float:
         r"""Largest relative change of an advantage, \\( \kappa = \eta \lambda_{\max} c_{\max} \\)."""
-        largest = self.weights.c_max if self.mean_salience is None else float(self.mean_salience.abs().max())
+        largest = self.weights.c_max if self.mean_salience is None else float(self.mean_salience.max())
         return self.eta * float(self.lambdas.max()) * largest
 
 
@@ -251,13 +253,13 @@ def gca_token_advantages(
     """
     _check_batch(advantages, types, segments, margins, entropies, eligible, gate_open)
     routing = routing or Routing()
-    advantages, precision = full_precision(advantages), full_precision(margins).dtype
-    dtype = torch.promote_types(advantages.dtype, precision)
+    dtype = torch.promote_types(full_precision(advantages).dtype, full_precision(margins).dtype)
+    advantages = advantages.to(dtype)
     # Sign and magnitude of every cell in one table, as a share of the advantage before salience.
-    signed = (routing.eta * routing.polarity.sign() * routing.lambdas).to(advantages.device, dtype)
+    signed = routing.polarity.sign().to(advantages) * routing.lambdas.to(advantages) * routing.eta
     is_active = (routing.polarity != 0) & (routing.lambdas != 0)
     credit = GCACredit(
-        advantages.to(dtype).unsqueeze(1).expand(segments.shape).clone(),
+        advantages.unsqueeze(1).expand(segments.shape).clone(),
         torch.zeros(segments.shape, dtype=dtype, device=segments.device),
         torch.full(segments.shape, -1, dtype=torch.int8, device=segments.device),
         routing,
@@ -286,8 +288,8 @@ def _check_batch(
     check_same_shape(segments=segments, margins=margins, entropies=entropies, eligible=eligible)
     for name, vector in (("advantages", advantages), ("types", types), ("gate_open", gate_open)):
         check_rows(name, vector, len(segments))
-    check_ids("types", types, 4)
-    check_ids("segments", segments, NUM_SEGMENTS)
+    check_ids("types", types, 4, hint="Use 0 to 3 for types A to D, or `-1` for none.")
+    check_ids("segments", segments, NUM_SEGMENTS, hint="Use `V_SEARCH`, `R_SEARCH` or `ANSWER`, or `-1` for none.")
 
 
 def _cells(

@@ -116,8 +116,8 @@ def merged_search_table(
 
     ```
     """
-    check_rows("num_valid", num_valid, 4)
-    check_rows("num_redundant", num_redundant, 4)
+    check_rows("num_valid", num_valid, 4, per="type A to D")
+    check_rows("num_redundant", num_redundant, 4, per="type A to D")
     check_choice("mode", mode, ("signed", "absolute"))
     lambdas = (lambda_table() if lambdas is None else lambdas).to(torch.float64)
     polarity = torch.tensor(POLARITY, dtype=torch.float64)

@@ -341,7 +341,7 @@ def segment_medians(values: torch.Tensor, segment_ids: torch.Tensor, num_segment
             ascending.gather(1, (first + offset).clamp(max=values.shape[1] - 1))
             for offset in ((counts - 1).clamp(min=0) // 2, counts // 2)
         )
-        medians[rows] = torch.where(counts > 0, lower + (upper - lower) / 2, 0.0)
+        medians[rows] = torch.where(counts > 0, (lower + upper) / 2, 0.0)
     return medians
 
 

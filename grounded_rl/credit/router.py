@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from grounded_rl.credit._checks import check_at_least, check_dimensions, check_rows, check_same_shape, full_precision
-from grounded_rl.credit.gca import NUM_SEGMENTS
+from grounded_rl.credit.gca import NUM_SEGMENTS, Routing
 from grounded_rl.credit.gca_ablations import cell_counts, cell_means
 
 
@@ -55,7 +55,7 @@ def project_to_budget(values: torch.Tensor, weights: torch.Tensor, budgets: torc
     """
     check_dimensions("values", values, "R", "S")
     check_same_shape(values=values, weights=weights)
-    check_rows("budgets", budgets, len(values))
+    check_rows("budgets", budgets, len(values), per="row of `values`")
     if not (weights >= 0).all():
         raise ValueError(
             f"`weights` must not be negative: got a minimum of {float(weights.min())}. Clip them at zero."
@@ -144,7 +144,7 @@ def magnitude_gains(
     check_same_shape(sensitivities=sensitivities, salience=salience, cells=cells)
     check_rows("advantages", advantages, len(cells))
     weighted = full_precision(sensitivities) * advantages.abs().unsqueeze(1) * salience
-    return learning_rate * eta * polarity.sign() * cell_means(weighted, cells) * cell_counts(cells)
+    return learning_rate * eta * polarity.sign().to(weighted) * cell_means(weighted, cells) * cell_counts(cells)
 
 
 @dataclass(frozen=True)
@@ -242,12 +242,13 @@ class ConstrainedRouter:
                     "Pass one row per type A to D and one column per segment."
                 )
         self.schedule = schedule or RouterSchedule()
+        Routing(lambdas)  # refuses magnitudes outside [0, 1]
         self.magnitudes = lambdas.detach().to(torch.float64).clone()
         self.num_actor_steps = 0
         self._is_active = self.magnitudes > 0
         self._weights = torch.where(self._is_active, weights.detach().to(torch.float64), 0.0)
         self._budgets = (self._weights * self.magnitudes).sum(1)
-        # Projecting the table itself refuses magnitudes and weights outside their range.
+        # Projecting the table onto its own budget refuses negative weights.
         project_to_budget(self.magnitudes, self._weights, self._budgets)
         self._logits = self.magnitudes.clamp(self.LOGIT_MARGIN, 1.0 - self.LOGIT_MARGIN).logit().requires_grad_()
         self._optimizer = torch.optim.AdamW(
