@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grounded_rl.data.rows import Question
 from grounded_rl.environments.parsing import TurnReading
 from grounded_rl.environments.search import SearchEnvironment
 from grounded_rl.errors import ConfigurationError, RetrievalError
 from grounded_rl.retrieval.base import Hit, Retriever
-from grounded_rl.rollouts.types import Call, FinishReason, Rollout, StopReason, Turn, TurnKind
+from grounded_rl.rollouts.types import Call, CallStatus, FinishReason, Rollout, StopReason, Turn, TurnKind
 from grounded_rl.sampling.engine import Completion, Engine
 
 logger = logging.getLogger(__name__)
@@ -28,8 +28,8 @@ class RolloutRequest:
 
 
 @dataclass
-class _Episode:
-    """A rollout in the making."""
+class Episode:
+    """A rollout in the making; `RolloutSampler.run` plays it to its end."""
 
     request: RolloutRequest
     turns: list[Turn] = field(default_factory=list)
@@ -40,6 +40,25 @@ class _Episode:
     context: list[int] = field(default_factory=list)
     stop: StopReason | None = None
     error: str | None = None
+
+    @classmethod
+    def start(cls, request: RolloutRequest) -> Episode:
+        """An episode that has only its prompt."""
+        return cls(request, context=list(request.prompt_ids))
+
+    def fork(self, num_turns: int, *, sample: int) -> Episode:
+        """A new episode with the first `num_turns` turns of this one and what was found in them."""
+        turns = self.turns[:num_turns]
+        answered = (CallStatus.OK, CallStatus.EMPTY)
+        queries = {call.query for turn in turns for call in turn.calls if call.status in answered}
+        shared = [token for turn in turns for token in (*turn.ids, *turn.observation_ids)]
+        return Episode(
+            replace(self.request, sample=sample),
+            turns=turns,
+            seen={query: hits for query, hits in self.seen.items() if query in queries},
+            num_tokens=len(shared),
+            context=[*self.request.prompt_ids, *shared],
+        )
 
 
 @dataclass(frozen=True)
@@ -107,17 +126,44 @@ class RolloutSampler:
         Raises:
             `RetrievalError`: If a search fails and `on_search_failure` is `"raise"`.
         """
-        episodes = [_Episode(request, context=list(request.prompt_ids)) for request in requests]
+        episodes = [Episode.start(request) for request in requests]
+        self.run(engine, episodes, on_turn=on_turn)
+        return [self.finished(episode) for episode in episodes]
+
+    def run(
+        self,
+        engine: Engine,
+        episodes: Sequence[Episode],
+        *,
+        numbers: Sequence[int] | None = None,
+        on_turn: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """
+        Play episodes to their end, all of them together.
+
+        Args:
+            engine ([`Engine`]):
+                Samples the turns.
+            episodes (`Sequence[Episode]`):
+                Episodes, with any number of turns played already. Changed in place.
+            numbers (`Sequence[int]`, *optional*):
+                What the engine calls each of them; counted from 0 if omitted.
+            on_turn (`Callable[[int, int], None]`, *optional*):
+                Called after every round with the numbers of finished and of all episodes.
+
+        Raises:
+            `RetrievalError`: If a search fails and `on_search_failure` is `"raise"`.
+        """
+        numbers = range(len(episodes)) if numbers is None else numbers
         active = list(range(len(episodes)))
         while self.is_anyone_active(bool(active)):
-            completions = engine.generate([episodes[i].context for i in active], active)
+            completions = engine.generate([episodes[i].context for i in active], [numbers[i] for i in active])
             self._advance([episodes[i] for i in active], completions)
             active = [i for i in active if episodes[i].stop is None]
             if on_turn is not None:
                 on_turn(len(episodes) - len(active), len(episodes))
-        return [self._finished(episode) for episode in episodes]
 
-    def _advance(self, episodes: list[_Episode], completions: list[Completion]) -> None:
+    def _advance(self, episodes: list[Episode], completions: list[Completion]) -> None:
         readings = [self._read(episode, completion) for episode, completion in zip(episodes, completions, strict=True)]
         waiting = [
             (episode, *reading) for episode, reading in zip(episodes, readings, strict=True) if reading is not None
@@ -128,7 +174,7 @@ class RolloutSampler:
         for episode, completion, reading, queries in waiting:
             self._observe(episode, completion, reading, queries, found)
 
-    def _read(self, episode: _Episode, completion: Completion) -> tuple[Completion, TurnReading, list[str]] | None:
+    def _read(self, episode: Episode, completion: Completion) -> tuple[Completion, TurnReading, list[str]] | None:
         """Completion, reading and queries to run; `None` when the turn ended the rollout."""
         room = self.max_completion_tokens - episode.num_tokens
         if len(completion.ids) > room:
@@ -146,13 +192,13 @@ class RolloutSampler:
             return completion, reading, self.environment.executable_queries(reading)
         return None
 
-    def _end(self, episode: _Episode, completion: Completion, reading: TurnReading, stop: StopReason) -> None:
+    def _end(self, episode: Episode, completion: Completion, reading: TurnReading, stop: StopReason) -> None:
         self._append(episode, completion, reading, calls=self.environment.unanswered_calls(reading))
         episode.stop = stop
 
     def _append(
         self,
-        episode: _Episode,
+        episode: Episode,
         completion: Completion,
         reading: TurnReading,
         *,
@@ -196,7 +242,7 @@ class RolloutSampler:
 
     def _observe(
         self,
-        episode: _Episode,
+        episode: Episode,
         completion: Completion,
         reading: TurnReading,
         queries: list[str],
@@ -228,7 +274,8 @@ class RolloutSampler:
             observation=observation.text,
         )
 
-    def _finished(self, episode: _Episode) -> Rollout:
+    def finished(self, episode: Episode) -> Rollout:
+        """The rollout of a finished episode."""
         question = episode.request.question
         stop = episode.stop or StopReason.LENGTH
         return Rollout(
