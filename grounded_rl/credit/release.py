@@ -8,7 +8,7 @@ studied one by one. `sipo_options("release")` flips all nine.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -92,7 +92,7 @@ RELEASE_OPTIONS = SIPOOptions(
 """All nine differences of the released code."""
 
 
-def sipo_options(compat: Literal["paper", "release"] = "paper", **overrides) -> SIPOOptions:
+def sipo_options(compat: Literal["paper", "release"] = "paper", **overrides: Any) -> SIPOOptions:
     """
     Preset of SIPO switches.
 

@@ -9,7 +9,9 @@ Shapes: `C` candidates of all sets together.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import astuple, dataclass, fields
+from typing import Self
 
 import torch
 
@@ -20,13 +22,14 @@ MIN_SLOPE_CANDIDATES = 50
 """Fewest pooled candidates for a new estimate; with fewer the previous one is kept."""
 
 
-class _AddableSums:
+@dataclass(frozen=True)
+class _AddableSums(ABC):
     """Sums of a batch that can be added, reduced over processes, and turned into one number."""
 
-    count: float
+    count: float = 0.0
 
-    def __add__(self, other):
-        if type(other) is not type(self):
+    def __add__(self, other: object) -> Self:
+        if not isinstance(other, type(self)):
             return NotImplemented
         return type(self)(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
@@ -35,7 +38,7 @@ class _AddableSums:
         return torch.tensor(astuple(self), dtype=torch.float64)
 
     @classmethod
-    def from_tensor(cls, sums: torch.Tensor):
+    def from_tensor(cls, sums: torch.Tensor) -> Self:
         """Inverse of `as_tensor`."""
         expected = (len(fields(cls)),)
         if sums.shape != expected:
@@ -44,8 +47,9 @@ class _AddableSums:
             )
         return cls(*sums.tolist())
 
+    @abstractmethod
     def _ratio(self) -> float | None:
-        raise NotImplementedError
+        """The estimate, if the sums define one."""
 
     def estimate(self, previous: float | None = None, *, min_count: int = MIN_SLOPE_CANDIDATES) -> float | None:
         """
@@ -70,7 +74,6 @@ class SlopeSums(_AddableSums):
 
     numerator: float = 0.0
     denominator: float = 0.0
-    count: float = 0.0
 
     def _ratio(self) -> float | None:
         return self.numerator / self.denominator if self.denominator > 0 else None
@@ -80,7 +83,6 @@ class SlopeSums(_AddableSums):
 class CorrelationSums(_AddableSums):
     """Raw moments behind a Pearson correlation; the estimator of the released SIPO code."""
 
-    count: float = 0.0
     x: float = 0.0
     y: float = 0.0
     xx: float = 0.0
@@ -127,7 +129,7 @@ def selection_slope(
             Floor of the standard deviation.
 
     Returns:
-        `SlopeSums`: Numerator, denominator and number of pooled candidates. Sets of one candidate, and sets whose
+        `SlopeSums`: Number of pooled candidates, numerator and denominator. Sets of one candidate, and sets whose
         scores are all equal, contribute to none of the three. Call `.estimate(previous)` for the slope.
 
     Raises:
@@ -154,7 +156,9 @@ def selection_slope(
     share_left_out = set_moments(left_out.double(), set_ids)[1]
     pooled = ~flat & (share_left_out == 0)
     z = standardized_scores(scores, set_ids, epsilon=epsilon)[pooled]
-    return SlopeSums(float((z * outcomes[pooled]).sum()), float((z * z).sum()), float(pooled.sum()))
+    return SlopeSums(
+        count=float(pooled.sum()), numerator=float((z * outcomes[pooled]).sum()), denominator=float((z * z).sum())
+    )
 
 
 def correlation_sums(scores: torch.Tensor, outcomes: torch.Tensor) -> CorrelationSums:

@@ -343,7 +343,7 @@ def test_the_worked_tree():
     proportional = SIPOOptions(child_weights="proportional")
     assert_equal(sipo_credit(trees, rewards, records, -0.12, options=proportional).values[0], -0.050723, rtol=1e-5)
     # Z = (1, -1), Y = V of l1 and l2: numerator -.816495 - 1.224742 = -2.041237.
-    assert_equal(credit.slope_sums.as_tensor(), [-2.041237, 2.0, 2.0], rtol=1e-6)
+    assert_equal(credit.slope_sums.as_tensor(), [2.0, -2.041237, 2.0], rtol=1e-6)
     assert credit.metrics == {
         "credit/zero_variance_trees": 0.0,
         "credit/corrected_leaves": 0.2,
