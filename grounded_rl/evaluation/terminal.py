@@ -184,7 +184,8 @@ def render_rollout(
         title = Text(f"turn {number} · {SEGMENT_LABELS[name]}", style=f"bold {SEGMENT_COLORS[name]}")
         title.append(f" · {len(turn.ids)} tokens", style="dim")
         if (credit or residual) and turn.advantages is not None:
-            title.append(f" · advantage {min(turn.advantages):+.4f} … {max(turn.advantages):+.4f}", style="dim")
+            low, high = min(turn.advantages), max(turn.advantages)
+            title.append(f" · advantage {low:+.4f}" + (f" … {high:+.4f}" if low != high else ""), style="dim")
             body = _credit_text(turn, decode, base, scale, max_characters)
         else:
             body = Text(printable(clip(turn.text, max_characters)))

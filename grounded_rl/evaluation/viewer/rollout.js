@@ -102,7 +102,8 @@ function turnCard(rollout, turn, position, scale) {
   const credited = turn.credit && creditMode !== "off";
   if (credited) {
     const values = turn.credit.values.filter((value) => value !== null);
-    if (values.length) facts.push(`advantage ${number(Math.min(...values), 4)} … ${number(Math.max(...values), 4)}`);
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    if (values.length) facts.push(`advantage ${number(low, 4)}${low === high ? "" : ` … ${number(high, 4)}`}`);
   }
   const head = el("h3", "", `Turn ${position + 1}`, label, el("small", "", facts.filter(Boolean).join(" · ")));
   const text = el("div", "message");
