@@ -82,7 +82,11 @@ def read_turn(text: str, *, format: str = "qwen", complete: bool = True, opened_
         kind=kind,
         calls=calls,
         answer=answer,
-        format_ok=complete and thinking.balanced and not invented and _one_action(calls, thinking.content),
+        format_ok=complete
+        and thinking.balanced
+        and not invented
+        and (bool(calls) or answer is not None)
+        and _one_action(calls, thinking.content),
         complete=complete,
         reasoning=thinking.reasoning,
         events=_events(calls, thinking, invented),

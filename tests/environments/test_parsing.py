@@ -214,6 +214,11 @@ def test_a_query_list_is_one_call_per_query():
     assert outcomes(read_turn(text.replace("query_list", "query"))) == ["a", "!empty_query", "b"]
 
 
+def test_further_arguments_are_ignored():
+    text = '<tool_call>{"name": "search", "arguments": {"query": "a", "top_k": 50}, "id": 1}</tool_call>'
+    assert outcomes(read_turn(text)) == ["a"]
+
+
 def test_lone_surrogates_become_encodable():
     text = '<tool_call>{"name": "search", "arguments": {"query": "a\\ud800b"}}</tool_call>'
     assert outcomes(read_turn(text)) == ["a?b"]
