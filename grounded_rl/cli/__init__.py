@@ -20,7 +20,7 @@ from grounded_rl.errors import ConfigurationError, GroundedRLError
 
 __all__ = ["COMMANDS", "build_parser", "main"]
 
-COMMANDS: tuple[str, ...] = ("index", "search", "inspect", "report")
+COMMANDS: tuple[str, ...] = ("quickstart", "train", "evaluate", "data", "index", "search", "inspect", "report")
 """Names of the subcommands, in the order of `--help`."""
 
 EXIT_USER_ERROR = 2

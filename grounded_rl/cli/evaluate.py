@@ -57,14 +57,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from grounded_rl.data.rows import load_questions
-    from grounded_rl.evaluation.terminal import summary_table
+    from grounded_rl.evaluation.terminal import render_summary
 
     questions = load_questions(arguments.questions, limit=arguments.limit)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "rollouts.jsonl"
     options = {name: value for name, value in vars(arguments).items() if name in ROLLOUT_OPTIONS}
     rollouts = evaluate_model(arguments.model, questions, arguments.index, path, **options)
-    Console().print(summary_table(rollouts))
+    Console().print(render_summary(rollouts, title=f"{arguments.model} on {arguments.questions.name}"))
     print(f"wrote {len(rollouts):,} rollouts to {path}")
     return 0
 

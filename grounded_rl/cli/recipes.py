@@ -21,10 +21,14 @@ import yaml
 from grounded_rl.cli._convert import ConversionError, convert, describe, holds_list, is_boolean
 from grounded_rl.cli._parser import nearest
 from grounded_rl.errors import ConfigurationError, GroundedRLError
+from grounded_rl.methods import METHODS
 
 __all__ = ["RECIPE_TYPES", "parse_recipe", "read_recipe", "recipe_dataclasses"]
 
-RECIPE_TYPES: dict[str, tuple[str, ...]] = {}
+RECIPE_TYPES: dict[str, tuple[str, ...]] = {
+    name: ("grounded_rl.cli.train:TrainArguments", f"grounded_rl.trainers:{method.config}", "trl:ModelConfig")
+    for name, method in METHODS.items()
+}
 """
 Dataclasses of every value of the key `method`, as `"module:Name"`, imported when a recipe asks for them. One of them
 must declare the field `method`.

@@ -2,8 +2,8 @@
 Scripted, deliberately imperfect demonstrations on the atlas, for the warm start of a tiny policy.
 
 A policy that only ever saw perfect searches would leave reinforcement learning nothing to improve. The demonstrator
-therefore makes, at known rates, the mistakes real search agents make: it answers without searching, searches with a weak
-query, stops one hop early, or ignores the evidence it found.
+therefore makes, at known rates, the mistakes real search agents make: it answers without searching, searches with a
+weak query, stops one hop early, or ignores the evidence it found.
 """
 
 from __future__ import annotations

@@ -40,7 +40,39 @@ COUNTRY_ALIASES: dict[str, tuple[str, ...]] = {
 
 # Countries whose English name takes the article.
 WITH_ARTICLE = frozenset(
-    "AE AN BQ BS CC CD CF CG CK DO FK FO GB GM IM IO KM KY MH MP MV NL PH SB SC TC UM US VA VG VI".split()
+    [
+        "AE",
+        "AN",
+        "BQ",
+        "BS",
+        "CC",
+        "CD",
+        "CF",
+        "CG",
+        "CK",
+        "DO",
+        "FK",
+        "FO",
+        "GB",
+        "GM",
+        "IM",
+        "IO",
+        "KM",
+        "KY",
+        "MH",
+        "MP",
+        "MV",
+        "NL",
+        "PH",
+        "SB",
+        "SC",
+        "TC",
+        "UM",
+        "US",
+        "VA",
+        "VG",
+        "VI",
+    ]
 )
 
 
