@@ -15,6 +15,18 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str | None:
     return matches[0] if matches else None
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Raw descriptions, with the column of explanations as wide as the longest subcommand needs."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Count the deeper indentation of subcommands, which argparse leaves out."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            widest = max((len(name) for name in action.choices), default=0)
+            indent = self._current_indent + self._indent_increment
+            self._action_max_length = max(self._action_max_length, widest + indent)
+
+
 class CommandParser(argparse.ArgumentParser):
     """
     `argparse.ArgumentParser` that raises [`ConfigurationError`] instead of exiting, keeps the line breaks of its
@@ -23,7 +35,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *args, **kwargs):
         kwargs.setdefault("allow_abbrev", False)
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
