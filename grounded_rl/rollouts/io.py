@@ -1,14 +1,15 @@
-"""Rollouts as JSON Lines: one record a line, each with its schema version."""
+"""Rollouts and trees of them as JSON Lines: one record a line, each with its schema version."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from grounded_rl.errors import RolloutError
+from grounded_rl.rollouts.tree import Candidate, Leaf, Node, RolloutTree, Selection
 from grounded_rl.rollouts.types import (
     Call,
     CallStatus,
@@ -21,6 +22,8 @@ from grounded_rl.rollouts.types import (
 )
 
 SCHEMA_VERSION = 1
+TREE_SCHEMA = "tree/1"
+"""Schema of a line that holds a whole tree."""
 
 
 def rollout_to_record(rollout: Rollout) -> dict:
@@ -79,6 +82,59 @@ def rollout_from_record(record: dict) -> Rollout:
         ) from error
 
 
+def tree_to_record(tree: RolloutTree) -> dict:
+    """JSON-serialisable record of a tree; `tree_from_record` inverts it. A candidate set is written once per round."""
+    record = {"schema": TREE_SCHEMA, **asdict(tree)}
+    record["candidates"] = {str(choice["round"]): choice.pop("candidates") for choice in record["selections"]}
+    return record
+
+
+def _node_from_record(record: dict) -> Node:
+    turn = record["turn"]
+    return Node(**{**record, "turn": None if turn is None else _turn_from_record(turn)})
+
+
+def _selection_from_record(record: dict, candidates: dict[str, tuple[Candidate, ...]]) -> Selection:
+    return Selection(
+        **{**record, "candidates": candidates[str(record["round"])], "fresh": _tuple_field(record, "fresh")}
+    )
+
+
+def tree_from_record(record: dict) -> RolloutTree:
+    """
+    Tree of a record written by `tree_to_record`.
+
+    Raises:
+        `RolloutError`: If the schema is another one, a field is missing, or an invariant is broken.
+    """
+    if record.get("schema") != TREE_SCHEMA:
+        raise RolloutError(
+            f"`schema` must be {TREE_SCHEMA!r}: got {record.get('schema')!r}. Read the file with `load_rollouts`."
+        )
+    values = {name: value for name, value in record.items() if name not in ("schema", "candidates")}
+    try:
+        candidates = {
+            number: tuple(Candidate(**{**entry, "leaves": _tuple_field(entry, "leaves")}) for entry in entries)
+            for number, entries in record["candidates"].items()
+        }
+        for name in ("answers", "prompt_ids"):
+            values[name] = _tuple_field(values, name)
+        values["nodes"] = tuple(_node_from_record(node) for node in _tuple_field(values, "nodes"))
+        values["leaves"] = tuple(
+            Leaf(**{**leaf, "stop": StopReason(leaf["stop"])}) for leaf in _tuple_field(values, "leaves")
+        )
+        selections = _tuple_field(values, "selections")
+        values["selections"] = tuple(_selection_from_record(choice, candidates) for choice in selections)
+        return RolloutTree(**values)
+    except RolloutError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RolloutError(
+            f"a tree record must have the fields of `RolloutTree` ({', '.join(f.name for f in fields(RolloutTree))}) "
+            f"and `candidates`: got {error!r}. Check the line against the documented schema."
+        ) from error
+
+
 def save_rollouts(path: str | os.PathLike, rollouts: Iterable[Rollout], *, append: bool = False) -> int:
     """
     Write rollouts as JSON Lines.
@@ -94,9 +150,31 @@ def save_rollouts(path: str | os.PathLike, rollouts: Iterable[Rollout], *, appen
     Returns:
         `int`: Number of rollouts written.
     """
+    return _write_records(path, (rollout_to_record(rollout) for rollout in rollouts), append=append)
+
+
+def save_trees(path: str | os.PathLike, trees: Iterable[RolloutTree], *, append: bool = False) -> int:
+    """
+    Write trees as JSON Lines, one tree a line; `load_rollouts` reads their leaves, `load_trees` the trees.
+
+    Args:
+        path (`str` or `PathLike`):
+            Target file. Parent folders are created.
+        trees (`Iterable[RolloutTree]`):
+            Records to write.
+        append (`bool`, *optional*, defaults to `False`):
+            Add to the file instead of replacing it. Without it the file is replaced atomically.
+
+    Returns:
+        `int`: Number of trees written.
+    """
+    return _write_records(path, (tree_to_record(tree) for tree in trees), append=append)
+
+
+def _write_records(path: str | os.PathLike, records: Iterable[dict], *, append: bool) -> int:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(rollout_to_record(rollout), ensure_ascii=False) + "\n" for rollout in rollouts]
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
     if append:
         with path.open("a", encoding="utf-8") as stream:
             stream.writelines(lines)
@@ -112,24 +190,40 @@ def save_rollouts(path: str | os.PathLike, rollouts: Iterable[Rollout], *, appen
     return len(lines)
 
 
-def iterate_rollouts(path: str | os.PathLike) -> Iterator[Rollout]:
-    """Rollouts of a JSON Lines file, one at a time; see `load_rollouts`."""
+def _iterate_records(path: str | os.PathLike) -> Iterator[tuple[int, dict]]:
+    """Records of a file with the numbers of their lines; blank lines are skipped."""
     with Path(path).open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue
             try:
                 record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise RolloutError(f"a line must hold one JSON object: got {type(record).__name__}.")
-                yield rollout_from_record(record)
             except ValueError as error:
                 raise RolloutError(f"{path}, line {number}: {error}") from error
+            if not isinstance(record, dict):
+                raise RolloutError(
+                    f"{path}, line {number}: a line must hold one JSON object: got {type(record).__name__}."
+                )
+            yield number, record
+
+
+def iterate_rollouts(path: str | os.PathLike) -> Iterator[Rollout]:
+    """Rollouts of a JSON Lines file, one at a time; see `load_rollouts`."""
+    for number, record in _iterate_records(path):
+        try:
+            found = (
+                tree_from_record(record).rollouts()
+                if record.get("schema") == TREE_SCHEMA
+                else [rollout_from_record(record)]
+            )
+        except ValueError as error:
+            raise RolloutError(f"{path}, line {number}: {error}") from error
+        yield from found
 
 
 def load_rollouts(path: str | os.PathLike) -> list[Rollout]:
     """
-    Read rollouts written by `save_rollouts`.
+    Read rollouts written by `save_rollouts`, or the leaves of trees written by `save_trees`.
 
     Args:
         path (`str` or `PathLike`):
@@ -143,3 +237,29 @@ def load_rollouts(path: str | os.PathLike) -> list[Rollout]:
         `FileNotFoundError`: If the file does not exist.
     """
     return list(iterate_rollouts(path))
+
+
+def load_trees(path: str | os.PathLike) -> list[RolloutTree]:
+    """
+    Read trees written by `save_trees`, with their selection records.
+
+    Args:
+        path (`str` or `PathLike`):
+            JSON Lines file.
+
+    Returns:
+        `list[RolloutTree]`: The trees in file order. Lines that hold single rollouts are passed over.
+
+    Raises:
+        `RolloutError`: If a tree record breaks an invariant; the message names file and line.
+        `FileNotFoundError`: If the file does not exist.
+    """
+    trees = []
+    for number, record in _iterate_records(path):
+        if record.get("schema") != TREE_SCHEMA:
+            continue
+        try:
+            trees.append(tree_from_record(record))
+        except ValueError as error:
+            raise RolloutError(f"{path}, line {number}: {error}") from error
+    return trees
