@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,7 +123,24 @@ def read_rollouts(path: Path) -> list[Rollout]:
         raise RolloutError(f"{file} must hold one rollout a line: got a line nested too deeply.") from error
     if not rollouts:
         raise ConfigurationError(f"`{file}` must hold at least one rollout: got none. Check that the run wrote it.")
+    for number, rollout in enumerate(rollouts, start=1):
+        if (value := next((text for text in _texts(rollout) if not isinstance(text, str)), None)) is not None:
+            raise RolloutError(
+                f"{file}: ids, titles and texts must be strings: got {value!r} in rollout {number}. "
+                "Convert them when the file is written."
+            )
     return rollouts
+
+
+def _texts(rollout: Rollout) -> Iterator[object]:
+    """Everything of a rollout that is read as text; absent values are left out."""
+    texts = [rollout.question_id, rollout.question, rollout.answer, rollout.question_kind, *rollout.answers]
+    for turn in rollout.turns:
+        texts += [turn.text, turn.observation]
+        for call in turn.calls:
+            texts += [call.query, call.error]
+            texts += [text for passage in call.passages for text in (passage.id, passage.title, passage.text)]
+    return (text for text in texts if text is not None)
 
 
 def _filtered(

@@ -8,7 +8,7 @@ from grounded_rl.cli import inspect
 from grounded_rl.cli._parser import CommandParser
 from grounded_rl.errors import ConfigurationError, GroundedRLError, MissingDependencyError, RolloutError
 from grounded_rl.rollouts import save_rollouts
-from tests.builders import TYPE_SCRIPTS, make_rollout, search_turn
+from tests.builders import TYPE_SCRIPTS, make_passage, make_rollout, search_turn
 
 
 @pytest.fixture
@@ -143,6 +143,12 @@ def test_a_bad_line_is_named_with_its_number(file):
 def test_lines_that_are_no_rollout_are_refused(file, line):
     file.write_text(line + "\n", encoding="utf-8")
     assert "rollouts.jsonl" in message(GroundedRLError, file)
+
+
+def test_numbers_in_place_of_texts_are_refused(tmp_path):
+    rollout = make_rollout([search_turn(make_passage("Paris", passage_id=550)), "right"])
+    save_rollouts(tmp_path / "r.jsonl", [make_rollout(), rollout])
+    assert "must be strings: got 550 in rollout 2" in message(RolloutError, tmp_path / "r.jsonl")
 
 
 def test_an_empty_file_is_refused(file):
