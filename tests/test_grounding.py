@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grounded_rl.grounding import (
@@ -153,6 +153,7 @@ WORDS = st.sampled_from(["hit", "miss", "empty", "malformed"])
 LAST = st.sampled_from(["right", "wrong", "cut", "limit"])
 
 
+@settings(deadline=None)
 @given(st.lists(WORDS, max_size=6), LAST)
 def test_segments_follow_the_rules_for_every_script(middle, last):
     rollout = make_rollout([*middle, last])

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grounded_rl import text
@@ -61,6 +61,7 @@ def test_normal_form_of_known_texts(raw, form):
     assert normalize_answer(raw) == form
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_normal_form_does_not_depend_on_case_or_outer_blanks(s):
     assert normalize_answer(f" {s}\n") == normalize_answer(s)
@@ -201,6 +202,7 @@ def test_token_f1_of_a_partial_answer():
     assert token_f1("Paris Paris", ["Paris"]) == pytest.approx(2 / 3, rel=1e-12)
 
 
+@settings(deadline=None)
 @given(st.text(), st.lists(st.text(), max_size=4))
 def test_a_match_implies_full_f1_and_containment(prediction, answers):
     if exact_match(prediction, answers):

@@ -25,6 +25,8 @@ PROTOCOL_TAGS = tuple(
 TITLE_TOKENS = 64
 """Longest title shown; it bounds the share of the budget that a template can take."""
 
+_MERGE_SLACK = 8
+
 
 @dataclass(frozen=True, slots=True)
 class ObservationTemplate:
@@ -175,9 +177,9 @@ class ObservationFormatter:
         """Text without control tokens and protocol tags, encodable and without blanks at its ends."""
         return neutralize(text.encode("utf-8", "replace").decode("utf-8"), self._pattern).strip()
 
-    def count(self, text: str) -> int:
-        """Tokens of a text, special tokens not added."""
-        return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of every text, special tokens not added."""
+        return [len(ids) for ids in self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
 
     def cut(self, text: str, limit: int) -> tuple[str, int]:
         """Longest head of at most `limit` tokens that ends at a token and a character boundary, and its count."""
@@ -197,25 +199,35 @@ class ObservationFormatter:
         """Text of the hits of one call, enclosing tags left out, and the passages as shown, both within the budget."""
         whole = [self.neutralize(hit.passage.text) for hit in hits]
         bodies = [body[: self.template.max_chars].rstrip() for body in whole]
-        titles = [self.cut(self.neutralize(hit.passage.title), TITLE_TOKENS)[0] for hit in hits]
-        full = [self.count(body) for body in bodies]
-        totals = full if bodies == whole else [self.count(body) for body in whole]
+        titles = [self._title(hit.passage.title) for hit in hits]
+        full = self.counts(bodies) if hits else []
+        totals = full if bodies == whole else self.counts(whole)
         while bodies:
             headers = [self.template.header(number, title) for number, title in enumerate(titles, start=1)]
-            overhead = self.count(self.template.separator.join(headers))
+            [overhead] = self.counts([self.template.separator.join(headers)])
             left = self.budget - overhead
             while left >= 0:
-                shown = [self.cut(body, share) for body, share in zip(bodies, water_fill(full, left), strict=True)]
+                shown = [
+                    (body, length) if share == length else self.cut(body, share)
+                    for body, length, share in zip(bodies, full, water_fill(full, left), strict=True)
+                ]
                 text = self.template.separator.join(
                     (header + body).rstrip() for header, (body, _) in zip(headers, shown, strict=True)
                 )
-                # Pieces may merge into more tokens than the sum of their counts.
-                excess = self.count(text) - self.budget
+                # Pieces may merge into a few more tokens than the sum of their counts; where there is room, why count?
+                spent = sum(count for _, count in shown)
+                roomy = overhead + spent + _MERGE_SLACK * len(shown) <= self.budget
+                excess = 0 if roomy else self.counts([text])[0] - self.budget
                 if excess <= 0:
                     return text, self._passages(hits, titles, shown, totals)
-                left = min(left, sum(count for _, count in shown)) - excess
+                left = min(left, spent) - excess
             bodies, titles, full = bodies[:-1], titles[:-1], full[:-1]
         return self.template.empty, ()
+
+    def _title(self, title: str) -> str:
+        title = self.neutralize(title)
+        # No token is shorter than a byte, so a short title needs no counting.
+        return title if len(title.encode()) <= TITLE_TOKENS else self.cut(title, TITLE_TOKENS)[0]
 
     def _passages(self, hits, titles, shown, totals) -> tuple[ShownPassage, ...]:
         return tuple(

@@ -53,6 +53,7 @@ def test_water_filling_of_known_lengths(lengths, budget, shares):
     assert water_fill(lengths, budget) == shares
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=6), st.integers(-5, 1000))
 def test_water_filling_spends_the_budget_and_raises_the_smallest_share(lengths, budget):
     shares = water_fill(lengths, budget)
@@ -168,6 +169,7 @@ def test_overlapping_and_blank_literals_end():
     assert neutralize("x", []) == "x"
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="<>|/imend_ answer"))
 def test_neutralising_twice_changes_nothing_more(text):
     once = neutralize(text, ["<|im_end|>", "<answer>", "</answer>", "<s>"])

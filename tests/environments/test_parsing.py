@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grounded_rl.environments import parsing
@@ -201,6 +201,7 @@ def test_a_text_value_never_swallows_the_next_call():
     assert outcomes(reading) == ["!invalid_json", "b"]
 
 
+@settings(deadline=None)
 @given(st.text().filter(str.strip))
 def test_t15_any_text_round_trips_through_a_call(query):
     text = f"<tool_call>{json.dumps({'name': 'search', 'arguments': {'query': query}})}</tool_call>"
@@ -378,10 +379,10 @@ HOSTILE = [
 def test_hostile_repetition_takes_linear_time(format):
     for unit in HOSTILE:
         for text in (unit * (100_000 // len(unit)), unit * (50_000 // len(unit)) + "</tool_call></search></think>"):
-            start = time.perf_counter()
+            start = time.process_time()
             read_turn(text, format=format)
             read_turn(text, format=format, complete=False, opened_think=True)
-            assert time.perf_counter() - start < 1.0, unit
+            assert time.process_time() - start < 1.0, unit
 
 
 def test_examples_of_the_documentation_hold():
