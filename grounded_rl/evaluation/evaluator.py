@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from grounded_rl.data.rows import Question
@@ -28,6 +29,7 @@ def evaluate_policy(
     path: str | os.PathLike | None = None,
     chunk_size: int = 256,
     on_progress: Callable[[int], None] | None = None,
+    extras: Mapping[str, object] | None = None,
 ) -> list[Rollout]:
     """
     Roll out a policy on every question.
@@ -42,32 +44,39 @@ def evaluate_policy(
         samples (`int`, *optional*, defaults to `1`):
             Rollouts per question.
         path (`str` or `PathLike`, *optional*):
-            File the rollouts are written to. Finished chunks are kept beside it under the suffix `.partial` until all are
-            done, and an interrupted evaluation of the same questions goes on from there.
+            File the rollouts are written to. Finished chunks are kept beside it under the suffix `.partial` until all
+            are done, and an interrupted evaluation of the same questions goes on from there.
         chunk_size (`int`, *optional*, defaults to `256`):
             Questions rolled out together.
         on_progress (`Callable[[int], None]`, *optional*):
             Called with the number of questions that were just finished, kept ones included.
+        extras (`Mapping[str, object]`, *optional*):
+            Provenance written into every rollout, JSON-serialisable: policy, index, decoding. A kept part with other
+            provenance is refused.
 
     Returns:
         `list[Rollout]`: Rollouts in the order of the questions.
 
     Raises:
-        `ConfigurationError`: If `samples` or `chunk_size` is below 1, or the kept part belongs to other questions.
+        `ConfigurationError`: If `samples` or `chunk_size` is below 1, or the kept part belongs to another evaluation.
         `RetrievalError`: If a search fails; what was finished before stays on disk.
     """
     if samples < 1 or chunk_size < 1:
         raise ConfigurationError(
             f"`samples` and `chunk_size` must be at least 1: got {samples} and {chunk_size}. Raise them."
         )
+    extras = dict(extras or {})
     partial = None if path is None else Path(f"{os.fspath(path)}{PARTIAL_SUFFIX}")
-    done = _kept(partial, questions, samples)
+    done = [] if partial is None else _kept(partial, questions, samples, extras)
     finished = len(done) // samples
     if on_progress is not None and finished:
         on_progress(finished)
     for start in range(finished, len(questions), chunk_size):
         chunk = questions[start : start + chunk_size]
-        rollouts = sampler.sample(engine, sampler.requests(chunk, samples=samples))
+        rollouts = [
+            replace(rollout, extras={**rollout.extras, **extras})
+            for rollout in sampler.sample(engine, sampler.requests(chunk, samples=samples))
+        ]
         if partial is not None:
             save_rollouts(partial, rollouts, append=True)
         done += rollouts
@@ -79,22 +88,23 @@ def evaluate_policy(
     return done
 
 
-def _kept(partial: Path | None, questions: Sequence[Question], samples: int) -> list[Rollout]:
+def _kept(partial: Path, questions: Sequence[Question], samples: int, extras: Mapping[str, object]) -> list[Rollout]:
     """Rollouts an interrupted evaluation left behind, whole questions only."""
-    if partial is None or not partial.is_file():
+    if not partial.is_file():
         return []
     kept: list[Rollout] = []
     try:
         kept.extend(iterate_rollouts(partial))
-    except RolloutError:
+    except (RolloutError, UnicodeDecodeError):
         # The last line of a killed process may be incomplete; everything before it is sound.
         logger.warning("%s ends in an incomplete line, which is rolled out again", partial)
     kept = kept[: len(kept) // samples * samples]
-    expected = [question.id for question in questions for _ in range(samples)]
-    if [rollout.question_id for rollout in kept] != expected[: len(kept)]:
+    expected = [(question.id, question.question) for question in questions for _ in range(samples)]
+    found = [(rollout.question_id, rollout.question) for rollout in kept]
+    if found != expected[: len(kept)] or any(dict(rollout.extras) != extras for rollout in kept):
         raise ConfigurationError(
-            f"`{partial}` must belong to the same questions and samples: got others. Remove it to start anew, or evaluate "
-            "into another folder."
+            f"`{partial}` must hold rollouts of the same questions, samples and policy: got others. Remove it to "
+            "start anew, or evaluate into another folder."
         )
     save_rollouts(partial, kept)
     return kept

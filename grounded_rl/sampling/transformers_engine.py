@@ -56,14 +56,19 @@ class TransformersEngine:
         self._end_ids = list(end_ids)
         self._pad_id = pad_id
         self._batch_size = batch_size
-        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature else {}
+        # Whatever is left unset is taken from the model's own generation config (a repetition penalty, for instance).
         self._generation_config = GenerationConfig(
-            **{"do_sample": False, **sampling},
+            do_sample=temperature > 0,
+            temperature=temperature or 1.0,
+            top_p=top_p if temperature else 1.0,
+            top_k=0 if temperature else 50,
+            repetition_penalty=1.0,
             max_new_tokens=max_turn_tokens,
             eos_token_id=self._end_ids,
             pad_token_id=pad_id,
+            disable_compile=True,
         )
-        self._random_state = _seeded_state(seed)
+        self._random_state = torch.Generator(model.device).manual_seed(seed).get_state()
 
     @torch.no_grad()
     def generate(self, contexts: Sequence[Sequence[int]], rollouts: Sequence[int]) -> list[Completion]:
@@ -72,19 +77,27 @@ class TransformersEngine:
         completions: list[Completion | None] = [None] * len(contexts)
         was_training = self._model.training
         self._model.eval()
-        outside = torch.get_rng_state()
-        torch.set_rng_state(self._random_state)
+        outside = self._swap_random_state(self._random_state)
         try:
             order = sorted(range(len(contexts)), key=lambda index: len(contexts[index]))
             for start in range(0, len(order), self._batch_size):
                 chosen = order[start : start + self._batch_size]
                 for index, completion in zip(chosen, self._sample([contexts[i] for i in chosen]), strict=True):
                     completions[index] = completion
-            self._random_state = torch.get_rng_state()
         finally:
-            torch.set_rng_state(outside)
+            self._random_state = self._swap_random_state(outside)
             self._model.train(was_training)
         return [completion for completion in completions if completion is not None]
+
+    def _swap_random_state(self, state: torch.Tensor) -> torch.Tensor:
+        """Install a random state on the model's device; return the one it replaces."""
+        if self._model.device.type == "cuda":
+            previous = torch.cuda.get_rng_state(self._model.device)
+            torch.cuda.set_rng_state(state, self._model.device)
+            return previous
+        previous = torch.get_rng_state()
+        torch.set_rng_state(state)
+        return previous
 
     def _sample(self, contexts: list[Sequence[int]]) -> list[Completion]:
         longest = max(map(len, contexts))
@@ -104,7 +117,3 @@ class TransformersEngine:
         if end is None:
             return Completion(ids, FinishReason.LENGTH)
         return Completion(ids[: end + 1], FinishReason.STOP)
-
-
-def _seeded_state(seed: int) -> torch.Tensor:
-    return torch.Generator().manual_seed(seed).get_state()
