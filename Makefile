@@ -9,7 +9,7 @@ ORACLES ?= ../shared/oracles
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-PATHS := grounded_rl tests $(wildcard benchmarks)
+PATHS := grounded_rl tests recipes $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-slow test-gpu check format lint types imports notebooks recipes oracles bench build clean distclean
