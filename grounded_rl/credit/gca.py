@@ -257,7 +257,7 @@ def gca_token_advantages(
     advantages = advantages.to(dtype)
     # Sign and magnitude of every cell in one table, as a share of the advantage before salience.
     signed = routing.polarity.sign().to(advantages) * routing.lambdas.to(advantages) * routing.eta
-    is_active = (routing.polarity != 0) & (routing.lambdas != 0)
+    is_active = ((routing.polarity != 0) & (routing.lambdas != 0)).to(segments.device)
     credit = GCACredit(
         advantages.unsqueeze(1).expand(segments.shape).clone(),
         torch.zeros(segments.shape, dtype=dtype, device=segments.device),
@@ -266,7 +266,7 @@ def gca_token_advantages(
     )
     for rows in row_chunks(*segments.shape):
         is_open = eligible[rows].bool() & gate_open[rows].bool().unsqueeze(1) & (segments[rows] >= 0)
-        cells = _cells(types[rows], segments[rows], is_open, is_active.to(segments.device))
+        cells = _cells(types[rows], segments[rows], is_open, is_active)
         credit.cells[rows] = cells
         credit.salience[rows] = _cell_salience(margins[rows], entropies[rows], cells, routing)
         residual = credit.advantages[rows].abs() * _spread_table(signed, cells) * credit.salience[rows]
@@ -296,10 +296,9 @@ def _cells(
     types: torch.Tensor, segments: torch.Tensor, is_open: torch.Tensor, is_active: torch.Tensor
 ) -> torch.Tensor:
     """Cell of every token with an open gate and an active cell, `-1` elsewhere."""
-    cells = NUM_SEGMENTS * types.unsqueeze(1) + segments
-    is_open = is_open & (types >= 0).unsqueeze(1)
-    is_open &= is_active.flatten()[torch.where(is_open, cells, 0)]
-    return torch.where(is_open, cells, NO_SEGMENT)
+    has_cell = is_open & (types >= 0).unsqueeze(1)
+    cells = torch.where(has_cell, NUM_SEGMENTS * types.unsqueeze(1) + segments, NO_SEGMENT)
+    return torch.where(_spread_table(is_active, cells), cells, NO_SEGMENT)
 
 
 def _cell_salience(
@@ -318,4 +317,5 @@ def _cell_salience(
 
 def _spread_table(table: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
     """Entry of a `(4, 3)` table at every token, `0` where it has no cell."""
-    return torch.where(cells >= 0, table.flatten()[cells.clamp(min=0).long()], 0)
+    # Index -1 reads the zero behind the table.
+    return torch.nn.functional.pad(table.flatten(), (0, 1))[cells.int()]

@@ -33,6 +33,7 @@ from grounded_rl.credit.masked import (
     NO_SEGMENT,
     contiguous_segments,
     masked_mean,
+    row_chunks,
     segment_means,
     spread_segments,
 )
@@ -158,9 +159,11 @@ def importance_ratio(
         shared = masked_mean(log_ratio, sampled, dim=1, keepdim=True).clamp(max=max_log_ratio).exp()
         return torch.where(sampled, shared, 1.0)
     if level != "token":
-        own = log_ratio.detach()
-        log_ratio = log_ratio - own + _shared_log_ratio(own, sampled, turn_ids, level)
-    return log_ratio.clamp(max=max_log_ratio).exp()
+        shared = _shared_log_ratio(log_ratio.detach(), sampled, turn_ids, level)
+        # Zero in value, one in gradient, plus the shared value. In place: batches are large.
+        log_ratio = (log_ratio - log_ratio.detach()).add_(shared)
+        del shared
+    return log_ratio.clamp(max=max_log_ratio).exp_()
 
 
 @torch.no_grad()
@@ -245,16 +248,20 @@ def _shared_log_ratio(
     """Mean log-ratio of the rollout or turn of every token, `0.0` outside the mask."""
     if level == "sequence_token":
         return torch.where(sampled, masked_mean(log_ratio, sampled, dim=1, keepdim=True), 0.0)
-    if turn_ids is None:
-        segment_ids = contiguous_segments(sampled)
-    else:
+    if turn_ids is not None:
         check_same_shape(logps=log_ratio, turn_ids=turn_ids)
         check_ids("turn_ids", turn_ids)
-        segment_ids = torch.where(sampled, turn_ids, NO_SEGMENT)
-        if (sampled & (segment_ids < 0)).any():
+        if (sampled & (turn_ids < 0)).any():
             raise ValueError(
                 "`turn_ids` must be at least 0 at every sampled token: got -1 inside the mask. "
                 "Give the token a turn, or take it out of `mask`."
             )
-    num_turns = int(segment_ids.max()) + 1 if segment_ids.numel() else 0
-    return spread_segments(segment_means(log_ratio, segment_ids, num_turns), segment_ids)
+    shared = torch.zeros_like(log_ratio)
+    for rows in row_chunks(*log_ratio.shape) if log_ratio.numel() else ():
+        if turn_ids is None:
+            segment_ids = contiguous_segments(sampled[rows])
+        else:
+            segment_ids = torch.where(sampled[rows], turn_ids[rows], NO_SEGMENT)
+        means = segment_means(log_ratio[rows], segment_ids, int(segment_ids.max()) + 1)
+        shared[rows] = spread_segments(means, segment_ids)
+    return shared

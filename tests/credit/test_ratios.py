@@ -11,6 +11,7 @@ from grounded_rl.credit import (
     contiguous_segments,
     equivalent_old_logps,
     importance_ratio,
+    masked,
     segment_importance_ratio,
     seq_mean_token_mean,
 )
@@ -200,14 +201,17 @@ def test_the_equivalent_reference_caps_its_log_ratio_and_shares_turns_by_default
 
 
 @quick
-@given(batches(), st.sampled_from(LEVELS))
-def test_padding_and_row_order_change_nothing(batch, level):
+@given(batches(), st.sampled_from(LEVELS), st.integers(1, 20))
+def test_padding_row_order_and_chunks_change_nothing(batch, level, elements):
     new, old = logps_of(batch)
     ratio = importance_ratio(new, old, mask=batch.mask, level=level)
     wide = [torch.nn.functional.pad(x, (0, 3), value=value) for x, value in ((new, float("nan")), (old, 7.0))]
     padded = importance_ratio(*wide, mask=torch.nn.functional.pad(batch.mask, (0, 3)), level=level)
     assert_equal(padded[:, : batch.columns], ratio)
     assert_equal(importance_ratio(new.flip(0), old.flip(0), mask=batch.mask.flip(0), level=level), ratio.flip(0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masked, "CHUNK_ELEMENTS", elements)
+        assert torch.equal(importance_ratio(new, old, mask=batch.mask, level=level), ratio)
 
 
 def test_rows_and_columns_may_be_missing():
