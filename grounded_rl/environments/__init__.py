@@ -5,7 +5,7 @@ from grounded_rl.environments.observation import format_observation, neutralize,
 from grounded_rl.environments.parsing import TurnReading, read_turn
 from grounded_rl.environments.prompts import PROMPT_STYLES, render_messages
 from grounded_rl.environments.rewards import Scores, reward_value, score
-from grounded_rl.environments.search import Observation, SearchEnvironment
+from grounded_rl.environments.search import Layout, Observation, SearchEnvironment
 from grounded_rl.environments.structure import structural_mask
 from grounded_rl.environments.tools import SEARCH_TOOL
 
@@ -14,6 +14,7 @@ __all__ = [
     "PROMPT_STYLES",
     "SEARCH_TOOL",
     "TOOL_FORMATS",
+    "Layout",
     "Observation",
     "ParsedCall",
     "Scores",

@@ -6,7 +6,7 @@ It holds no retriever and no state: the rollout loop batches the searches of all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grounded_rl.environments import formats, parsing, prompts
@@ -20,6 +20,23 @@ from grounded_rl.retrieval.base import Hit
 from grounded_rl.rollouts.types import Call, CallStatus, FinishReason, ShownPassage, Turn
 
 FINAL_TURN_NOTICE = "This was the last search. Give the final answer now."
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Templates and notices, where the defaults of the tool format and the tokenizer do not fit."""
+
+    observation_template: str | None = None
+    """Key of `OBSERVATION_TEMPLATES`; by default the one of the tool format."""
+    chat_template: str | None = None
+    """Template that replaces the tokenizer's own; must keep earlier messages unchanged."""
+    template_kwargs: Mapping[str, object] | None = None
+    """Further arguments of the template, for instance `enable_thinking`."""
+    final_turn_notice: bool = True
+    """Tell the policy when only the answer turn is left."""
+
+
+DEFAULT_LAYOUT = Layout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +70,8 @@ class SearchEnvironment:
             Token budget of the passages of one call.
         max_calls_per_turn (`int`, *optional*, defaults to `3`):
             Calls of one turn that are answered; further ones are refused together.
-        observation_template (`str`, *optional*):
-            Key of `OBSERVATION_TEMPLATES`; by default the one of the tool format.
-        chat_template (`str`, *optional*):
-            Template that replaces the tokenizer's own; must keep earlier messages unchanged.
-        template_kwargs (`dict`, *optional*):
-            Further arguments of the template, for instance `enable_thinking`.
-        final_turn_notice (`bool`, *optional*, defaults to `True`):
-            Tell the policy when only the answer turn is left.
+        layout ([`Layout`], *optional*):
+            Templates and notices.
 
     Raises:
         `ConfigurationError`: If a name is unknown, a number is too small, or the template cannot carry tools.
@@ -76,10 +87,7 @@ class SearchEnvironment:
         top_k: int = 3,
         observation_tokens: int = 1024,
         max_calls_per_turn: int = 3,
-        observation_template: str | None = None,
-        chat_template: str | None = None,
-        template_kwargs: dict | None = None,
-        final_turn_notice: bool = True,
+        layout: Layout = DEFAULT_LAYOUT,
     ):
         for name, value in (("max_turns", max_turns), ("top_k", top_k), ("max_calls_per_turn", max_calls_per_turn)):
             if value < 1:
@@ -90,7 +98,7 @@ class SearchEnvironment:
         self.max_turns = max_turns
         self.top_k = top_k
         self.max_calls_per_turn = max_calls_per_turn
-        self.final_turn_notice = final_turn_notice
+        self.layout = layout
         self._format = formats.tool_format(tool_format)
         self.tools: list[dict] | None = [SEARCH_TOOL] if prompts.prompt_style(prompt_style).tools else None
         if self.tools and self._format.raw:
@@ -99,14 +107,14 @@ class SearchEnvironment:
                 f"(raw tags). Set `prompt_style` to {tool_format!r} or 'brief'."
             )
         self.chat = ChatEncoder(
-            tokenizer, tools=self.tools, chat_template=chat_template, template_kwargs=template_kwargs
+            tokenizer, tools=self.tools, chat_template=layout.chat_template, template_kwargs=layout.template_kwargs
         )
-        layout = observation_template or (tool_format if self._format.raw else "gca")
-        self.formatter = ObservationFormatter(tokenizer, template=layout, budget=observation_tokens)
+        template = layout.observation_template or (tool_format if self._format.raw else "gca")
+        self.formatter = ObservationFormatter(tokenizer, template=template, budget=observation_tokens)
         if self._format.raw and f"<{self._format.response_tag}>" not in self.formatter.template.before:
             raise ConfigurationError(
                 f"`observation_template` must enclose results in <{self._format.response_tag}> for `tool_format` "
-                f"{tool_format!r}: got {layout!r}. Leave it unset."
+                f"{tool_format!r}: got {template!r}. Leave it unset."
             )
         self.opened_think = self.chat.opens_thinking
         if not self._format.raw:
@@ -226,7 +234,7 @@ class SearchEnvironment:
                 f"Error: {refused} more calls were not executed; at most "
                 f"{self.max_calls_per_turn} per turn are answered."
             )
-        if turns_left == 1 and self.final_turn_notice:
+        if turns_left == 1 and self.layout.final_turn_notice:
             texts[-1] += f"\n\n{FINAL_TURN_NOTICE}"
         return self._observation(texts, tuple(calls))
 

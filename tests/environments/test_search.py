@@ -8,7 +8,7 @@ from transformers.utils import get_json_schema
 from grounded_rl.environments import SEARCH_TOOL
 from grounded_rl.environments.formats import CALL_ERRORS, ParsedCall
 from grounded_rl.environments.prompts import PROMPT_STYLES, render_messages
-from grounded_rl.environments.search import FINAL_TURN_NOTICE, SearchEnvironment
+from grounded_rl.environments.search import FINAL_TURN_NOTICE, Layout, SearchEnvironment
 from grounded_rl.environments.tools import search
 from grounded_rl.errors import ConfigurationError, RetrievalError, RolloutError
 from grounded_rl.retrieval.base import Hit, Passage
@@ -170,7 +170,7 @@ def test_calls_and_responses_stay_aligned_beside_malformed_calls(environment):
 
 @pytest.mark.parametrize(("switch", "turns_left", "said"), [(True, 1, True), (True, 2, False), (False, 1, False)])
 def test_the_final_turn_is_announced_once_and_only_on_request(tokenizer, switch, turns_left, said):
-    environment = SearchEnvironment(tokenizer, final_turn_notice=switch)
+    environment = SearchEnvironment(tokenizer, layout=Layout(final_turn_notice=switch))
     observation = environment.observe(environment.read_text(call("x")), [hits("a")], turns_left=turns_left)
     assert observation.text.count(FINAL_TURN_NOTICE) == int(said)
     assert FINAL_TURN_NOTICE not in observation.calls[0].passages[0].text
@@ -274,7 +274,7 @@ def test_thinking_opened_by_the_prompt_is_read_as_such():
         ({"tool_format": "search_r1"}, r"`prompt_style` must fit `tool_format`"),
         ({"tool_format": "xml"}, r"`tool_format` must be one of"),
         (
-            {"tool_format": "sipo", "prompt_style": "sipo", "observation_template": "gca"},
+            {"tool_format": "sipo", "prompt_style": "sipo", "layout": Layout(observation_template="gca")},
             r"`observation_template` must enclose results in <result>",
         ),
     ],
