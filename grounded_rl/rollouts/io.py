@@ -171,10 +171,20 @@ def save_trees(path: str | os.PathLike, trees: Iterable[RolloutTree], *, append:
     return _write_records(path, (tree_to_record(tree) for tree in trees), append=append)
 
 
+def _line(record: dict) -> str:
+    """One line of JSON, readable where it can be; a policy may write half a surrogate pair, which UTF-8 cannot hold."""
+    text = json.dumps(record, ensure_ascii=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(record)
+    return text + "\n"
+
+
 def _write_records(path: str | os.PathLike, records: Iterable[dict], *, append: bool) -> int:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    lines = [_line(record) for record in records]
     if append:
         with path.open("a", encoding="utf-8") as stream:
             stream.writelines(lines)

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import stat
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -248,3 +249,11 @@ def test_a_missing_file_and_a_file_of_another_encoding_keep_their_standard_error
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "Caf\xe9"}\n')
     with pytest.raises(UnicodeDecodeError):
         load_rollouts(tmp_path / "latin.jsonl")
+
+
+def test_half_a_surrogate_pair_in_a_query_is_written_and_read_back(tmp_path):
+    rollout = make_rollout("hit right")
+    turn = replace(rollout.turns[0], text="\ud83d", calls=(replace(rollout.turns[0].calls[0], query="\ud83d"),))
+    rollout = replace(rollout, turns=(turn, *rollout.turns[1:]))
+    save_rollouts(tmp_path / "rollouts.jsonl", [rollout])
+    assert load_rollouts(tmp_path / "rollouts.jsonl") == [rollout]
