@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +37,9 @@ def question_from_record(record: object) -> Question:
         `ConfigurationError`: If a column is missing or has another type.
     """
     if not isinstance(record, dict):
-        raise ConfigurationError(f"a question row must be a JSON object: got {type(record).__name__}.")
+        raise ConfigurationError(
+            f"a question row must be a JSON object: got {type(record).__name__}. Write every row as one object."
+        )
     if "answers" not in record and "golden_answers" in record:
         record = {**record, "answers": record["golden_answers"]}
     missing = [name for name in _REQUIRED if name not in record]
@@ -56,11 +57,16 @@ def question_from_record(record: object) -> Question:
         raise ConfigurationError(
             f"`question` must be a non-blank string: got {record['question']!r}. Drop the row or write the question."
         )
+    if not isinstance(record["id"], str | int) or record["id"] == "":
+        raise ConfigurationError(f"`id` must be a text or a number: got {record['id']!r}. Number the rows.")
+    evidence = record.get("evidence") or []
+    if not isinstance(evidence, list | tuple):
+        raise ConfigurationError(f"`evidence` must be a list of passage ids: got {evidence!r}. Write it as a list.")
     return Question(
         id=str(record["id"]),
         question=record["question"],
         answers=tuple(answers),
-        evidence=tuple(str(passage) for passage in record.get("evidence") or ()),
+        evidence=tuple(str(passage) for passage in evidence),
         hops=record.get("hops"),
         kind=record.get("kind"),
     )
@@ -87,6 +93,16 @@ def load_questions(path: str | os.PathLike, *, limit: int | None = None) -> list
         raise ConfigurationError(f"`{path}` must be a file of questions: no such file. Check the path.")
     if limit is not None and limit < 1:
         raise ConfigurationError(f"`limit` must be at least 1: got {limit}. Leave it out to read every question.")
+    try:
+        questions = _read(path, limit)
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"`{path}` must be UTF-8 text: {error}. Unpack or convert the file.") from None
+    if not questions:
+        raise ConfigurationError(f"`{path}` must hold at least one question: got an empty file. Check the path.")
+    return questions
+
+
+def _read(path: Path, limit: int | None) -> list[Question]:
     questions: list[Question] = []
     seen: dict[str, int] = {}
     with path.open(encoding="utf-8-sig") as stream:
@@ -97,7 +113,7 @@ def load_questions(path: str | os.PathLike, *, limit: int | None = None) -> list
                 question = question_from_record(json.loads(line))
             except json.JSONDecodeError as error:
                 raise ConfigurationError(
-                    f"{path}, line {number}: a line must hold one JSON object: {error}."
+                    f"{path}, line {number}: a line must hold one JSON object: {error}. Correct the line."
                 ) from None
             except ConfigurationError as error:
                 raise ConfigurationError(f"{path}, line {number}: {error}") from None
@@ -108,10 +124,8 @@ def load_questions(path: str | os.PathLike, *, limit: int | None = None) -> list
                 )
             seen[question.id] = number
             questions.append(question)
-            if limit is not None and len(questions) == limit:
+            if len(questions) == limit:
                 break
-    if not questions:
-        raise ConfigurationError(f"`{path}` must hold at least one question: got an empty file. Check the path.")
     return questions
 
 
@@ -119,16 +133,16 @@ def write_json_lines(path: str | os.PathLike, records: Iterable[dict]) -> int:
     """Write records as JSON Lines, atomically and with unescaped Unicode; returns their number."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     count = 0
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with temporary.open("w", encoding="utf-8") as stream:
             for record in records:
                 stream.write(json.dumps(record, ensure_ascii=False) + "\n")
                 count += 1
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return count
 

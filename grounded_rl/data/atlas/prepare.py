@@ -32,11 +32,16 @@ def prepare_atlas(out: str | os.PathLike, *, seed: int = 0, counts: Mapping[str,
         `dict`: The manifest: seed, version of the data package, numbers of passages and questions by split.
 
     Raises:
-        `ConfigurationError`: If `out` exists and is not a folder, or a count is negative.
+        `ConfigurationError`: If `out` exists and is not a folder, a split has another name, or a count is negative.
     """
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"`out` must be a folder: got the file {out}. Name another place.")
+    for split in counts:
+        if split not in DEFAULT_COUNTS:
+            raise ConfigurationError(
+                f"`counts` must name splits among {list(DEFAULT_COUNTS)}: got {split!r}. Choose one of these."
+            )
     wrong = {split: count for split, count in counts.items() if count < 0}
     if wrong:
         raise ConfigurationError(f"question counts must not be negative: got {wrong}. Use 0 to leave a split out.")
