@@ -254,9 +254,9 @@ class TreeSampler:
         return [growth.fork(node, sample=first + number) for number, node in enumerate(sources)]
 
 
-def _surprisal(logps: Sequence[float] | None) -> float | None:
+def _surprisal(logps: Sequence[float | None] | None) -> float | None:
     """Mean surprisal of the scored tokens of a turn; `None` without one."""
-    scored = [-value for value in logps or () if math.isfinite(value)]
+    scored = [-value for value in logps or () if value is not None and math.isfinite(value)]
     return sum(scored) / len(scored) if scored else None
 
 
