@@ -1,4 +1,4 @@
-"""`grounded-rl report`: compare evaluated runs, with bootstrap intervals."""
+"""`grounded-rl report`: compare evaluated runs, or check what selection did to the trees of training runs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ EXAMPLE = """examples:
   grounded-rl report runs/grpo runs/gca
   grounded-rl report runs/*/eval --out comparison.md
   grounded-rl report quickstart --file rollouts_after.jsonl
+  grounded-rl report --selection runs/atlas-at2po runs/atlas-sipo --out selection.md
 """
 
 
@@ -26,7 +27,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "report",
         help="compare evaluated runs",
-        description="Print the metrics of runs side by side, and their paired differences to the first one.",
+        description="Print the metrics of runs side by side, and their paired differences to the first one. "
+        "With --selection: diagnostics of trees, from the records that training wrote.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -34,9 +36,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--file", default="rollouts.jsonl", metavar="NAME", help="file to read in each folder (default: %(default)s)"
     )
-    parser.add_argument("--out", type=Path, metavar="OUT.md", help="write the table to a Markdown file as well")
     parser.add_argument(
-        "--num-resamples", type=int, default=10_000, metavar="N", help="bootstrap resamples (default: %(default)s)"
+        "--selection", action="store_true", help="report on the selection records of tree runs (AT²PO, SIPO)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="OUT.md",
+        help="write the table to a Markdown file as well; with --selection, figures too",
+    )
+    parser.add_argument(
+        "--num-resamples", type=int, metavar="N", help="bootstrap resamples (default: 10000; 2000 with --selection)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
     parser.set_defaults(run=run)
@@ -65,11 +75,40 @@ def run(args: argparse.Namespace) -> int:
                 "Name the folder of an evaluation, or another file with `--file`."
             )
     files = [path / args.file if path.is_dir() else path for path in args.runs]
+    if args.selection:
+        return _selection(args, files)
     rollouts = {name: read_rollouts(file) for name, file in zip(run_names(args.runs), files, strict=True)}
-    text = runs_markdown(compare_runs(rollouts, num_resamples=args.num_resamples, seed=args.seed))
+    num_resamples = 10_000 if args.num_resamples is None else args.num_resamples
+    text = runs_markdown(compare_runs(rollouts, num_resamples=num_resamples, seed=args.seed))
     print(text, end="")
     if args.out is not None:
         print(f"\nwrote {write_text(args.out, text)}")
+    return 0
+
+
+def _selection(args: argparse.Namespace, files: Sequence[Path]) -> int:
+    """Diagnostics of tree runs."""
+    from grounded_rl.evaluation.selection import NUM_RESAMPLES, analyse_selections
+    from grounded_rl.evaluation.selection_report import selection_markdown, write_selection_report
+    from grounded_rl.rollouts import load_trees
+
+    num_resamples = NUM_RESAMPLES if args.num_resamples is None else args.num_resamples
+    if num_resamples < 1:
+        raise ConfigurationError(f"`--num-resamples` must be at least 1: got {num_resamples}. Use 2000 for a report.")
+    analyses = []
+    for name, file in zip(run_names(args.runs), files, strict=True):
+        trees = load_trees(file)
+        if not trees:
+            raise ConfigurationError(
+                f"`RUN` must hold trees: got {str(file)!r} without any. "
+                "Name the output folder of a run with `method: at2po`, `sipo` or `gca_sipo`."
+            )
+        analyses.append(analyse_selections(trees, name=name, num_resamples=num_resamples, seed=args.seed))
+    command = f"grounded-rl report --selection {' '.join(str(path) for path in args.runs)}"
+    print(selection_markdown(analyses), end="")
+    if args.out is not None:
+        for path in write_selection_report(args.out, analyses, command=f"{command} --out {args.out}"):
+            print(f"wrote {path}")
     return 0
 
 
