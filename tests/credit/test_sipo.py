@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,25 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grounded_rl.credit import (
-    RELEASE_OPTIONS,
-    CorrelationSums,
     ExpandedTrees,
     SIPOOptions,
     SlopeSums,
     blom,
-    candidate_mask,
     corrected_leaf_values,
-    correlation_sums,
-    fill_leaves,
     leaf_mask,
     node_surprisals,
     record_selections,
-    selection_slope,
-    sfc_scores,
-    sibling_counts,
     sipo_credit,
-    sipo_options,
-    slope_sums,
     spread_to_tokens,
     standardized_leaf_values,
     tree_values,
@@ -44,9 +34,9 @@ from tests.credit.tree_reference import (
     reference_blom,
     reference_event,
     reference_leaf_values,
-    reference_slope,
     reference_value,
     tree_batches,
+    worked_tree,
 )
 
 NAN = math.nan
@@ -111,149 +101,6 @@ def test_order_statistics_are_antisymmetric_decreasing_and_match_the_quantile(si
         assert blom(1, size + 1) > blom(1, size)
 
 
-# --- slope
-
-SCORES = [0.55, 0.30, 0.10, 0.9, 0.2]
-OUTCOMES = [-0.8, 1.2, 0.4, -0.5, 0.5]
-SETS = [1, 1, 1, 2, 2]
-
-
-def test_slope_of_two_events():
-    # Event 1: mean .316667, sd .184089, Z = (1.267500, -.090536, -1.176965); event 2: Z = (1, -1).
-    # Sum ZY = -1.014000 - .108643 - .470786 - .5 - .5 = -2.593429; sum Z^2 = 3 + 2 = 5; slope -.518686.
-    sums = selection_slope(double(SCORES), double(OUTCOMES), longs(SETS))
-    assert_equal(double([sums.numerator, sums.denominator]), [-2.593429, 5.0], rtol=1e-6)
-    assert sums.count == 5
-    assert math.isclose(sums.estimate(min_count=5), -0.518686, rel_tol=1e-6)
-
-
-def test_slope_is_covariance_over_variance():
-    # = corr(Z, Y) * sd(Y) = -.717634 * sd(Y) as every Z has pooled variance 1.
-    z = torch.cat([double([1.267500, -0.090536, -1.176965]), double([1.0, -1.0])])
-    y = double(OUTCOMES)
-    correlation = torch.corrcoef(torch.stack([z, y]))[0, 1]
-    assert_equal(correlation, -0.717634, rtol=1e-5)
-    slope = selection_slope(double(SCORES), y, longs(SETS)).estimate(min_count=1)
-    assert_equal(correlation * y.std(correction=0), slope, rtol=1e-5)
-
-
-def test_correlation_on_raw_scores_is_another_number():
-    sums = correlation_sums(double(SCORES), double(OUTCOMES))
-    assert math.isclose(sums.estimate(min_count=1), -0.692131, rel_tol=5e-6)
-    assert sums.count == 5
-
-
-def test_one_set_needs_no_ids():
-    assert selection_slope(double([1.0, 3.0]), double([0.5, 1.5])).estimate(min_count=2) == 0.5
-
-
-def test_sets_without_spread_or_rivals_contribute_nothing():
-    scores, outcomes = double([0.1, 0.1, 0.1, 5.0]), double([1.0, 2.0, 3.0, 9.0])
-    sums = selection_slope(scores, outcomes, longs([0, 0, 0, 1]))
-    assert sums == SlopeSums(0.0, 0.0, 0.0)
-    assert sums.estimate(min_count=0) is None
-    assert sums.estimate(-0.3, min_count=0) == -0.3
-    assert selection_slope(double([]), double([])) == SlopeSums()
-
-
-def test_sets_with_an_unknown_or_excluded_candidate_are_left_out_whole():
-    scores, outcomes, sets = double(SCORES), double(OUTCOMES), longs(SETS)
-    only_second = selection_slope(scores[3:], outcomes[3:])
-    unknown = outcomes.clone()
-    unknown[1] = NAN
-    assert selection_slope(scores, unknown, sets) == only_second
-    keep = torch.tensor([True, True, False, True, True])
-    assert selection_slope(scores, outcomes, sets, keep=keep) == only_second
-
-
-def test_zero_outcomes_enter_only_the_denominator():
-    """A tree whose rollouts all earned the same has outcome 0 everywhere and shrinks the slope."""
-    scores, sets = double([*SCORES, 0.7, 0.3]), longs([*SETS, 3, 3])
-    sums = selection_slope(scores, double([*OUTCOMES, 0.0, 0.0]), sets)
-    plain = selection_slope(double(SCORES), double(OUTCOMES), longs(SETS))
-    assert math.isclose(sums.numerator, plain.numerator)
-    assert math.isclose(sums.denominator, plain.denominator + 2)
-    assert sums.count == plain.count + 2
-
-
-def test_the_floor_shrinks_the_weight_of_nearly_equal_scores():
-    sums = selection_slope(double([1e-3, -1e-3]), double([1.0, -1.0]), epsilon=1e-2)
-    # Z = +-1e-3 / 1e-2 = +-.1: numerator .2, denominator .02.
-    assert_equal(double([sums.numerator, sums.denominator]), [0.2, 0.02])
-
-
-@quick
-@given(tree_batches(), st.integers(0, 1000))
-def test_slope_ignores_constants_added_to_the_outcomes_of_a_set(batch: Batch, seed: int):
-    records = batch.records
-    generator = torch.Generator().manual_seed(seed)
-    outcomes = torch.randn(len(records.scores), generator=generator, dtype=torch.float64)
-    shifts = torch.randn(1000, generator=generator, dtype=torch.float64)[records.set_ids]
-    plain = selection_slope(records.scores, outcomes, records.set_ids)
-    shifted = selection_slope(records.scores, outcomes + shifts, records.set_ids)
-    assert math.isclose(plain.numerator, shifted.numerator, rel_tol=1e-9, abs_tol=1e-9)
-    assert plain.denominator == shifted.denominator
-
-
-@quick
-@given(tree_batches())
-def test_slope_sums_match_the_definition(batch: Batch):
-    credit = sipo_credit(batch.expanded, batch.rewards, batch.records, None)
-    numerator, denominator, count = reference_slope(batch.trees)
-    assert_equal(double([credit.slope_sums.numerator]), [numerator], rtol=1e-9)  # cancelling sums of order ten
-    assert_equal(double([credit.slope_sums.denominator]), [denominator])
-    assert credit.slope_sums.count == count
-
-
-@quick
-@given(tree_batches(), tree_batches())
-def test_sums_of_two_workers_add_up_to_the_pooled_batch(first: Batch, second: Batch):
-    pooled = batch_of(first.trees + second.trees)
-    for options in (SIPOOptions(), RELEASE_OPTIONS):
-        parts = [
-            sipo_credit(b.expanded, b.rewards, b.records, None, options=options).slope_sums for b in (first, second)
-        ]
-        whole = sipo_credit(pooled.expanded, pooled.rewards, pooled.records, None, options=options).slope_sums
-        reduced = type(whole).from_tensor(parts[0].as_tensor() + parts[1].as_tensor())
-        assert_equal(reduced.as_tensor(), whole.as_tensor(), rtol=1e-9)
-        assert_equal((parts[0] + parts[1]).as_tensor(), reduced.as_tensor())
-
-
-def test_an_estimate_needs_enough_candidates():
-    sums = SlopeSums(numerator=-5.0, denominator=50.0, count=50.0)
-    assert sums.estimate() == -0.1
-    assert sums.estimate(0.7) == -0.1
-    few = replace(sums, count=49.0)
-    assert few.estimate() is None
-    assert few.estimate(0.7) == 0.7
-    assert few.estimate(0.7, min_count=49) == -0.1
-
-
-def test_a_correlation_without_spread_is_no_estimate():
-    assert correlation_sums(double([1.0, 1.0]), double([0.0, 1.0])).estimate(0.2, min_count=1) == 0.2
-    assert correlation_sums(double([0.0, 1.0]), double([1.0, 1.0])).estimate(min_count=1) is None
-    dropped = correlation_sums(double([0.0, 1.0, NAN, 2.0]), double([1.0, 2.0, 5.0, NAN]))
-    assert dropped.count == 2
-    assert math.isclose(dropped.estimate(min_count=2), 1.0)
-
-
-def test_sums_of_different_kinds_do_not_mix():
-    with pytest.raises(TypeError):
-        SlopeSums() + CorrelationSums()
-    with pytest.raises(ValueError, match=r"`sums` must have shape \(3,\): got \(6,\)"):
-        SlopeSums.from_tensor(CorrelationSums().as_tensor())
-    assert CorrelationSums.from_tensor(double([1, 2, 3, 4, 5, 6])) == CorrelationSums(1, 2, 3, 4, 5, 6)
-
-
-def test_slope_input_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="`outcomes` must have the shape of `scores`"):
-        selection_slope(double([1.0]), double([1.0, 2.0]))
-    with pytest.raises(ValueError, match="`keep` must have the shape of `scores`"):
-        selection_slope(double([1.0]), double([1.0]), keep=torch.ones(2).bool())
-    with pytest.raises(ValueError, match="`outcomes` must have the shape of `scores`"):
-        correlation_sums(double([1.0]), double([1.0, 2.0]))
-
-
 # --- correction
 
 
@@ -302,31 +149,6 @@ def test_correction_input_that_does_not_fit_is_refused():
 
 
 # --- the whole step
-
-
-def worked_tree():
-    """
-    Three first turns v1 (then leaf l1, wrong), v2 (then l2, right) and v3 (direct wrong answer); v1 chosen before v2
-    in round 0, two fresh siblings f1 (right) and f2 (wrong).
-    """
-    #                root  v1    v2    v3    f1    f2    l1   l2
-    parents = longs([-1, 0, 0, 0, 0, 0, 1, 2])
-    surprisals = double([NAN, 0.55, 0.30, 0.40, 0.45, 0.35, 0.2, 0.9])
-    fresh = longs([-1, -1, -1, -1, 0, 0, -1, -1])
-    rewards = double([NAN, NAN, NAN, 0.0, 1.0, 0.0, 0.0, 1.0])
-    at_selection = longs([-1, 0, 0, 0, 1, 2])
-    candidates = candidate_mask(at_selection, torch.tensor([False] + [True] * 5)).nonzero().squeeze(1)
-    assert candidates.tolist() == [1, 2]
-    scores = sfc_scores(surprisals[candidates], sibling_counts(at_selection)[candidates])
-    records = record_selections(
-        candidates,
-        longs([0, 0]),
-        longs([0, 0]),
-        scores=scores,
-        chosen=torch.tensor([True, False]),
-        surprisals=surprisals[candidates],
-    )
-    return ExpandedTrees(parents, surprisals, fresh), rewards, records
 
 
 def test_the_worked_tree():
@@ -494,160 +316,6 @@ def test_failed_leaves_leave_statistics_values_and_correction():
     assert credit.slope_sums.count == 0
     # Copies that fill the leaf budget are kept out in the same way.
     assert torch.isfinite(credit.values).all()
-
-
-# --- switches
-
-
-def test_the_preset_flips_exactly_the_nine_differences():
-    paper, release = sipo_options(), sipo_options("release")
-    changed = [
-        field.name for field in fields(SIPOOptions) if getattr(paper, field.name) != getattr(release, field.name)
-    ]
-    assert changed == [
-        "ranked",
-        "event_rule",
-        "slope_estimator",
-        "slope_population",
-        "slope_leaves",
-        "slope_scope",
-        "root_candidate",
-        "reward",
-        "score_spread",
-    ]
-    assert paper == SIPOOptions()
-    assert release == RELEASE_OPTIONS
-    assert sipo_options("release", reward="em").reward == "em"
-
-
-@pytest.mark.parametrize(
-    "field", [field.name for field in fields(SIPOOptions) if field.name != "slope_skip_zero_variance"]
-)
-def test_unknown_switch_values_are_refused(field: str):
-    with pytest.raises(ValueError, match=f"`{field}` must be one of .*: got 'maybe'"):
-        SIPOOptions(**{field: "maybe"})
-
-
-def test_unknown_presets_are_refused():
-    with pytest.raises(ValueError, match="`compat` must be one of 'paper', 'release': got 'official'"):
-        sipo_options("official")
-
-
-def test_switch_1_losers_are_corrected_upwards_for_a_negative_slope():
-    trees, rewards, records = worked_tree()
-    credit = sipo_credit(trees, rewards, records, -0.12, options=SIPOOptions(ranked="candidates"))
-    # l2 under the loser v2: r = 2, n = 2: 1.224742 - .12 * .589456 = 1.154007.
-    assert_equal(credit.corrected[6:], [-0.745760, 1.154007], rtol=1e-6)
-
-
-def test_switch_2_a_fresh_branch_chosen_later_is_not_corrected():
-    parents, fresh = longs([-1, 0, 0, 1, 2, 0]), longs([-1, -1, 0, -1, -1, 1])
-    records = record_selections(
-        longs([1, 2]), longs([0, 0]), longs([1, 1]), scores=double([0.1, 0.9]), chosen=torch.tensor([False, True])
-    )
-    trees = ExpandedTrees(parents, torch.ones(6, dtype=torch.float64), fresh)
-    rewards = double([NAN, NAN, NAN, 1.0, 0.0, 1.0])
-    for rule, corrected in (("recent", True), ("deepest", True), ("release", False)):
-        credit = sipo_credit(trees, rewards, records, -0.5, options=SIPOOptions(event_rule=rule))
-        assert bool(credit.corrected[4] != credit.leaf_values[4]) == corrected
-
-
-def test_switch_3_correlates_surprisal_instead_of_standardised_scores():
-    trees, rewards, records = worked_tree()
-    sums = sipo_credit(trees, rewards, records, None, options=SIPOOptions(slope_estimator="correlation")).slope_sums
-    # Two points: (.55, -.816495) and (.30, 1.224742) correlate perfectly and negatively.
-    assert isinstance(sums, CorrelationSums)
-    assert_equal(double([sums.x, sums.xx]), [0.85, 0.3925])
-    assert math.isclose(sums.estimate(min_count=2), -1.0, rel_tol=1e-9)
-
-
-def test_switch_4_pools_all_inner_nodes_of_the_final_tree_with_the_root_at_zero():
-    trees, rewards, records = worked_tree()
-    options = SIPOOptions(slope_population="final", slope_estimator="correlation")
-    sums = sipo_credit(trees, rewards, records, None, options=options).slope_sums
-    # Inner nodes: root (s = 0, Y = mean of all leaves = 0), v1 (.55, -.816495), v2 (.30, 1.224742).
-    assert sums.count == 3
-    assert_equal(double([sums.x, sums.xx, sums.y]), [0.85, 0.3925, -0.816495 + 1.224742], rtol=2e-6)
-    regression = sipo_credit(trees, rewards, records, None, options=SIPOOptions(slope_population="final")).slope_sums
-    expected = selection_slope(double([0.0, 0.55, 0.30]), double([0.0, *credit_outcomes(trees, rewards)]))
-    assert_equal(regression.as_tensor(), expected.as_tensor())
-    # An empty set of records changes nothing: the population is the tree's.
-    assert sipo_credit(trees, rewards, no_records(), None, options=options).slope_sums == sums
-
-
-def credit_outcomes(trees, rewards):
-    values = standardized_leaf_values(trees.parents, rewards)
-    return [float(values[6]), float(values[7])]
-
-
-def test_switch_4_sets_of_the_final_population_are_whole_trees():
-    first, second = worked_tree(), worked_tree()
-    parents = torch.cat([first[0].parents, torch.where(second[0].parents >= 0, second[0].parents + 8, -1)])
-    joined = ExpandedTrees(parents, first[0].surprisals.repeat(2), first[0].fresh_rounds.repeat(2))
-    options = SIPOOptions(slope_population="final")
-    one = sipo_credit(*first, None, options=options).slope_sums
-    two = sipo_credit(joined, first[1].repeat(2), no_records(), None, options=options).slope_sums
-    assert_equal(two.as_tensor(), 2 * one.as_tensor())
-
-
-def test_switch_5_outcomes_over_the_final_leaves():
-    # v(1): leaf 3 at selection, leaf 4 fresh below it later; w(2): leaf 5.
-    parents, fresh = longs([-1, 0, 0, 1, 1, 2]), longs([-1, -1, -1, -1, 1, -1])
-    records = record_selections(
-        longs([1, 2]), longs([0, 0]), longs([0, 0]), scores=double([0.9, 0.1]), chosen=torch.tensor([True, False])
-    )
-    trees = ExpandedTrees(parents, torch.ones(6, dtype=torch.float64), fresh)
-    rewards = double([NAN, NAN, NAN, 1.0, 0.0, 0.0])
-    values = standardized_leaf_values(parents, rewards)
-    at_selection = sipo_credit(trees, rewards, records, None).slope_sums
-    assert_equal(double([at_selection.numerator]), [float(values[3] - values[5])])
-    final = sipo_credit(trees, rewards, records, None, options=SIPOOptions(slope_leaves="final")).slope_sums
-    assert_equal(double([final.numerator]), [float((values[3] + values[4]) / 2 - values[5])])
-
-
-def test_only_the_last_round_of_every_tree_can_be_pooled():
-    rng = random.Random(3)
-    trees = [grow(rng, num_initial=4, num_rounds=rounds) for rounds in (1, 3)]
-    batch = batch_of(trees)
-    last = batch_of([replace(tree, sets=tree.sets[-1:]) for tree in trees])
-    pooled = sipo_credit(batch.expanded, batch.rewards, batch.records, None, options=SIPOOptions(slope_rounds="last"))
-    expected = sipo_credit(last.expanded, last.rewards, last.records, None)
-    assert_equal(pooled.slope_sums.as_tensor(), expected.slope_sums.as_tensor())
-    everything = sipo_credit(batch.expanded, batch.rewards, batch.records, None)
-    assert everything.slope_sums.count > pooled.slope_sums.count
-    empty = sipo_credit(batch.expanded, batch.rewards, no_records(), None, options=SIPOOptions(slope_rounds="last"))
-    assert empty.slope_sums == SlopeSums()
-
-
-@quick
-@given(tree_batches())
-def test_every_combination_of_slope_switches_is_defined(batch: Batch):
-    values = standardized_leaf_values(batch.expanded.parents, batch.rewards)
-    for population in ("selection", "final"):
-        for estimator in ("regression", "correlation"):
-            options = SIPOOptions(slope_population=population, slope_estimator=estimator, slope_leaves="final")
-            sums = slope_sums(
-                batch.expanded.parents,
-                batch.expanded.fresh_rounds,
-                values,
-                batch.records,
-                surprisals=batch.expanded.surprisals,
-                options=options,
-            )
-            assert torch.isfinite(sums.as_tensor()).all()
-            inner = sum(bool(node.children) for node in batch.nodes)
-            assert sums.count <= (inner if population == "final" else len(batch.records.nodes))
-
-
-def test_the_last_leaf_is_copied_until_the_budget_is_met():
-    parents, copies = fill_leaves(longs([-1, 0, 0, 1]), 4)
-    assert parents.tolist() == [-1, 0, 0, 1, 1, 1]
-    assert copies.tolist() == [-1, -1, -1, -1, 3, 3]
-    unchanged, none = fill_leaves(longs([-1, 0, 0, 1]), 2)
-    assert unchanged.tolist() == [-1, 0, 0, 1]
-    assert none.tolist() == [-1] * 4
-    with pytest.raises(ValueError, match="`num_leaves` must not be less than the 2 leaves of the tree: got 1"):
-        fill_leaves(longs([-1, 0, 0, 1]), 1)
 
 
 # --- size

@@ -15,7 +15,14 @@ from statistics import NormalDist
 import torch
 from hypothesis import strategies as st
 
-from grounded_rl.credit import ExpandedTrees, SelectionRecords, record_selections
+from grounded_rl.credit import (
+    ExpandedTrees,
+    SelectionRecords,
+    candidate_mask,
+    record_selections,
+    sfc_scores,
+    sibling_counts,
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -272,3 +279,27 @@ def reference_slope(trees: list[RefTree]) -> tuple[float, float, int]:
                 denominator += z * z
                 count += 1
     return numerator, denominator, count
+
+
+def worked_tree() -> tuple[ExpandedTrees, torch.Tensor, SelectionRecords]:
+    """
+    Three first turns v1 (then leaf l1, wrong), v2 (then l2, right) and v3 (direct wrong answer); v1 chosen before v2
+    in round 0, two fresh siblings f1 (right) and f2 (wrong).
+    """
+    #                root  v1    v2    v3    f1    f2    l1   l2
+    parents = torch.tensor([-1, 0, 0, 0, 0, 0, 1, 2])
+    surprisals = torch.tensor([math.nan, 0.55, 0.30, 0.40, 0.45, 0.35, 0.2, 0.9], dtype=torch.float64)
+    fresh = torch.tensor([-1, -1, -1, -1, 0, 0, -1, -1])
+    rewards = torch.tensor([math.nan, math.nan, math.nan, 0.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    at_selection = torch.tensor([-1, 0, 0, 0, 1, 2])
+    candidates = candidate_mask(at_selection, torch.tensor([False] + [True] * 5)).nonzero().squeeze(1)
+    scores = sfc_scores(surprisals[candidates], sibling_counts(at_selection)[candidates])
+    records = record_selections(
+        candidates,
+        torch.tensor([0, 0]),
+        torch.tensor([0, 0]),
+        scores=scores,
+        chosen=torch.tensor([True, False]),
+        surprisals=surprisals[candidates],
+    )
+    return ExpandedTrees(parents, surprisals, fresh), rewards, records
