@@ -90,7 +90,7 @@ def clipped_surrogate(
         clipped = ratio.clamp(low, high)
     objective = torch.minimum(ratio * advantages, clipped * advantages)
     if dual_clip is not None:
-        objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
+        objective = torch.maximum(objective, torch.where(advantages < 0, dual_clip * advantages, -torch.inf))
     return objective
 
 
