@@ -8,13 +8,20 @@ from pathlib import Path
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("data", help="prepare datasets", description="Prepare datasets.")
+    example = "example:\n  grounded-rl data prepare atlas --out data/atlas"
+    parser = subparsers.add_parser(
+        "data",
+        help="prepare datasets",
+        description="Prepare datasets.",
+        epilog=example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="data_command", metavar="COMMAND", required=True)
     prepare = commands.add_parser(
         "prepare",
         help="write questions and corpus of a world",
         description="Write the questions and the corpus of a world as JSON Lines.",
-        epilog="example:\n  grounded-rl data prepare atlas --out data/atlas",
+        epilog=example,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     prepare.add_argument("world", choices=["atlas"], help="world to write")

@@ -23,7 +23,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "evaluate",
         help="roll out a policy on questions and report the metrics",
-        description="Roll out a policy on questions and report the metrics. An interrupted evaluation goes on where it stopped.",
+        description=(
+            "Roll out a policy on questions and report the metrics. Interrupted, it goes on where it stopped."
+        ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -46,7 +46,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--config", type=Path, default=Path("recipes/atlas/gca.yaml"), metavar="RECIPE", help="recipe to train with"
     )
     parser.add_argument("--out", type=Path, default=Path("quickstart"), metavar="DIR", help="folder of the results")
-    parser.add_argument("--num-questions", type=int, default=400, metavar="N", help="held-out questions (default: 400)")
+    parser.add_argument(
+        "--num-questions", type=int, default=400, metavar="N", help="held-out questions (default: 400)"
+    )
     parser.set_defaults(run=_run, takes_overrides=True)
 
 

@@ -172,7 +172,7 @@ def save_trees(path: str | os.PathLike, trees: Iterable[RolloutTree], *, append:
 
 
 def _line(record: dict) -> str:
-    """One line of JSON, readable where it can be; a policy may write half a surrogate pair, which UTF-8 cannot hold."""
+    """One line of JSON, readable where it can be; policies write half surrogate pairs, which UTF-8 cannot hold."""
     text = json.dumps(record, ensure_ascii=False)
     try:
         text.encode("utf-8")

@@ -3,10 +3,10 @@ Make the tiny policy of the atlas from scratch.
 
     python recipes/atlas/make_policy.py --out runs/policy
 
-A Qwen3 model of about two million parameters first learns to copy, on lists of names that are written twice, and then
-reads deliberately imperfect demonstrations (see `grounded_rl.data.atlas.demonstrations`), played through the real search
-environment so that it sees exactly the tokens it will see later. See `recipes/atlas/README.md` for the command, time and
-figures of the policy in the package.
+A Qwen3 model of about two million parameters starts with a circuit that can copy (see `induction.py`) and reads
+deliberately imperfect demonstrations (see `grounded_rl.data.atlas.demonstrations`), played through the real search
+environment so that it sees exactly the tokens it will see later. The commands, time and figures of the policy in the
+package are in `recipes/atlas/README.md`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from induction import write_induction_circuit
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import (
     PreTrainedTokenizerFast,
@@ -75,7 +76,6 @@ CHAT_TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-NAME_LIST_TOKENS = 48
 # Qwen's pre-tokenisation: contractions, words with a leading blank, single digits, punctuation, white space.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -146,20 +146,6 @@ def example(rollout: Rollout, foreign_weight: float) -> dict[str, list]:
     return {"input_ids": [*rollout.prompt_ids, *rollout.completion_ids], "weights": weights}
 
 
-def name_lists(names: list[str], tokenizer: PreTrainedTokenizerFast, count: int, seed: int) -> list[dict[str, list]]:
-    """Lists of names, each list twice in a row: in the second half every token can be copied."""
-    rng = random.Random(seed)
-    encoded = tokenizer([f" {name}\n" for name in names], add_special_tokens=False)["input_ids"]
-    rows = []
-    for _ in range(count):
-        half: list[int] = []
-        while len(half) < NAME_LIST_TOKENS:
-            half += rng.choice(encoded)
-        half = half[:NAME_LIST_TOKENS]
-        rows.append({"input_ids": half + half, "weights": [1.0] * (2 * NAME_LIST_TOKENS)})
-    return rows
-
-
 def in_batches_of_like_length(rows: list[dict[str, list]], batch_size: int, seed: int) -> list[dict[str, list]]:
     """The rows in an order whose consecutive batches hold rows of similar length; the order of batches is random."""
     rng = random.Random(seed)
@@ -188,8 +174,8 @@ class WeightedTrainer(Trainer):
     """
     Next-token loss with a weight per token.
 
-    The sum is divided by a constant: dividing by the weights of the batch would favour the tokens of short rollouts, which
-    fill batches of their own, and teach the policy to answer without searching.
+    The sum is divided by a constant: dividing by the weights of the batch would favour the tokens of short rollouts, as
+    these fill batches of their own, and teach the policy to answer without searching.
     """
 
     tokens_per_row = 100.0
@@ -209,11 +195,12 @@ def main() -> None:
     """Write a policy folder: model in bfloat16 and tokenizer."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder to write the policy to")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--copy-steps", type=int, default=250, help="steps on lists of names")
-    parser.add_argument("--steps", type=int, default=600, help="steps on demonstrations")
+    parser.add_argument("--seed", type=int, default=0, help="seed of demonstrations and training")
+    parser.add_argument("--start-from", type=Path, help="continue from a policy this script wrote")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--save-steps", type=int, default=10_000, help="steps between checkpoints")
     parser.add_argument("--batch-size", type=int, default=24)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--max-tokens", type=int, default=420, help="longer demonstrations are left out")
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--foreign-weight", type=float, default=0.5, help="loss weight of prompt and observations")
@@ -222,7 +209,7 @@ def main() -> None:
     set_seed(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         world = Path(folder)
-        prepare_atlas(world, seed=options.seed, counts={"train": options.steps * options.batch_size * 12 // 10})
+        prepare_atlas(world, counts={"train": options.steps * options.batch_size * 12 // 10})
         questions = load_questions(world / "train.jsonl")
         build_bm25_index(world / "corpus.jsonl", world / "index")
         tokenizer = make_tokenizer(
@@ -232,22 +219,21 @@ def main() -> None:
         examples = [example(rollout, options.foreign_weight) for rollout in rollouts]
         examples = [row for row in examples if len(row["input_ids"]) <= options.max_tokens]
         examples = in_batches_of_like_length(examples, options.batch_size, options.seed)
-        names = [passage.title for passage in read_corpus(world / "corpus.jsonl")]
-        lists = name_lists(names, tokenizer, options.copy_steps * options.batch_size, options.seed)
-        train(options, tokenizer, lists + examples)
+        train(options, tokenizer, examples)
 
 
-def train(options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, examples: list[dict[str, list]]) -> None:
-    """Train the model from scratch and save it with its tokenizer."""
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """A freshly initialised model that can copy."""
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
             hidden_size=192,
             intermediate_size=512,
             num_hidden_layers=4,
-            num_attention_heads=6,
-            num_key_value_heads=6,
-            head_dim=32,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            head_dim=64,
+            rope_theta=1e6,
             max_position_embeddings=2048,
             tie_word_embeddings=True,
             bos_token_id=None,
@@ -255,6 +241,16 @@ def train(options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, examp
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+    write_induction_circuit(model, seed=seed)
+    return model
+
+
+def train(options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, examples: list[dict[str, list]]) -> None:
+    """Train the model and save it with its tokenizer."""
+    if options.start_from:
+        model = Qwen3ForCausalLM.from_pretrained(options.start_from, dtype=torch.float32)
+    else:
+        model = new_model(tokenizer, options.seed)
     lengths = sorted(len(row["input_ids"]) for row in examples)
     median = lengths[len(lengths) // 2]
     print(f"{model.num_parameters():,} parameters, {len(examples):,} demonstrations of {median} tokens (median)")
@@ -262,7 +258,7 @@ def train(options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, examp
         model,
         TrainingArguments(
             output_dir=str(options.out / "checkpoints"),
-            max_steps=options.copy_steps + options.steps,
+            max_steps=options.steps,
             per_device_train_batch_size=options.batch_size,
             learning_rate=options.learning_rate,
             lr_scheduler_type="cosine",
@@ -270,7 +266,8 @@ def train(options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, examp
             weight_decay=0.01,
             adam_beta2=0.98,
             logging_steps=20,
-            save_strategy="no",
+            save_strategy="steps",
+            save_steps=options.save_steps,
             report_to="none",
             remove_unused_columns=False,
             train_sampling_strategy="sequential",

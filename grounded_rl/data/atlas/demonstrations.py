@@ -20,13 +20,13 @@ from grounded_rl.data.rows import Question
 class MistakeRates:
     """Probability of every deliberate mistake; each is drawn once per opportunity."""
 
-    no_search: float = 0.2
+    no_search: float = 0.15
     """Answer from memory without any search."""
-    weak_query: float = 0.35
+    weak_query: float = 0.2
     """First query that names what is asked for instead of the entity asked about."""
-    stop_early: float = 0.6
+    stop_early: float = 0.55
     """Answer with a guess although another hop is needed; drawn before every hop after the first."""
-    ignore_evidence: float = 0.2
+    ignore_evidence: float = 0.1
     """Search correctly, then answer something else."""
     malformed_call: float = 0.02
     """Write a call that cannot be parsed."""

@@ -108,7 +108,7 @@ class Country:
     @property
     def in_text(self) -> str:
         """The name as it stands in the middle of a sentence."""
-        return f"the {self.name}" if self.code in WITH_ARTICLE else self.name
+        return f"the {self.name.removeprefix('The ')}" if self.code in WITH_ARTICLE else self.name
 
     @property
     def passage_id(self) -> str:
