@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from grounded_rl import __version__
@@ -96,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         `int`: Exit code: 0 on success, 2 with one line on stderr for input the user can correct, 130 when interrupted.
     """
+    # TRL's own defaults set the old name, so users can do nothing about it.
+    warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing` is deprecated", category=FutureWarning)
     try:
         code = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()

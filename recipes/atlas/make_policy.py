@@ -212,9 +212,11 @@ def main() -> None:
         prepare_atlas(world, counts={"train": options.steps * options.batch_size * 12 // 10})
         questions = load_questions(world / "train.jsonl")
         build_bm25_index(world / "corpus.jsonl", world / "index")
-        tokenizer = make_tokenizer(
-            tokenizer_texts(world / "corpus.jsonl", questions, options.seed), options.vocab_size
-        )
+        if options.start_from:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(options.start_from)
+        else:
+            texts = tokenizer_texts(world / "corpus.jsonl", questions, options.seed)
+            tokenizer = make_tokenizer(texts, options.vocab_size)
         rollouts = demonstrations(questions, tokenizer, world / "index", MistakeRates(), options.seed)
         examples = [example(rollout, options.foreign_weight) for rollout in rollouts]
         examples = [row for row in examples if len(row["input_ids"]) <= options.max_tokens]
