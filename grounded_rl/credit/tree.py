@@ -342,6 +342,7 @@ def tree_values(
 
     ```
     """
+    check_per_node(parents, surprisals=surprisals, valid=valid)
     is_leaf = leaf_mask(parents)
     num_leaves = int(is_leaf.sum())
     if leaf_values.shape == (num_leaves,):

@@ -17,6 +17,7 @@ from grounded_rl.credit import (
     entropy_weighted_advantages,
 )
 from tests.credit.batches import Batch, assert_equal, batches, quick
+from tests.credit.misfits import assert_misfits_refused
 
 NAN = math.nan
 
@@ -30,6 +31,8 @@ def test_uncertain_tokens_weigh_more():
     advantages, entropy, mask = double([[1.0, -2.0, 3.0]]), double([[0.0, 1.0, 2.0]]), torch.ones(1, 3)
     assert_equal(entropy_weighted_advantages(advantages, entropy, mask), [[0.8, -2.0, 3.6]])
     assert_equal(entropy_weighted_advantages(advantages, entropy, mask, weight=0.5), [[0.5, -2.0, 4.5]])
+    # Twice the spread and a shift give the same factors.
+    assert_equal(entropy_weighted_advantages(advantages, 2 * entropy + 3, mask), [[0.8, -2.0, 3.6]])
 
 
 def test_statistics_are_over_all_rows_and_the_mask_only():
@@ -133,3 +136,8 @@ def test_entropy_weighting_refuses_misfits():
         entropy_weighted_advantages(torch.zeros(1, 2), torch.zeros(1, 3), torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"`advantages` must have the shape \(B, T\)"):
         entropy_weighted_advantages(torch.zeros(2), torch.zeros(2), torch.ones(2))
+
+
+def test_every_token_table_is_checked():
+    table = double([[1.0, 0.5]])
+    assert_misfits_refused(entropy_weighted_advantages, "entropy", "mask", advantages=table, entropy=table, mask=table)

@@ -21,6 +21,7 @@ from grounded_rl.credit import (
     intraclass_correlation,
 )
 from tests.credit.batches import Batch, assert_equal, batches, quick
+from tests.credit.misfits import assert_misfits_refused
 
 NAN = math.nan
 
@@ -215,3 +216,12 @@ def test_groups_without_reward_variance_have_no_credit_to_decompose():
         hit_decomposition(double([1.0]), longs([1, 1]), longs([0]))
     with pytest.raises(ValueError, match=r"`rewards` must have the shape \(B\)"):
         hit_decomposition(double([[1.0]]), longs([[1]]), longs([[0]]))
+
+
+def test_every_column_is_checked():
+    assert_misfits_refused(
+        hit_decomposition, "hits", "group_ids", rewards=double(REWARDS), hits=longs(HITS), group_ids=longs([0] * 5)
+    )
+    assert_misfits_refused(
+        intraclass_correlation, "cluster_ids", returns=double([1.0, 2.0, 3.0]), cluster_ids=longs([0, 0, 1])
+    )

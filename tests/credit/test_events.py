@@ -16,6 +16,7 @@ from grounded_rl.credit import (
     record_selections,
 )
 from tests.credit.batches import assert_equal, quick
+from tests.credit.misfits import assert_misfits_refused
 from tests.credit.tree_reference import Batch, reference_event, reference_leaf_values, tree_batches
 
 NAN = math.nan
@@ -254,3 +255,21 @@ def test_outcomes_match_the_leaves_recorded_at_selection(batch: Batch):
     arguments = (batch.expanded.parents, batch.expanded.fresh_rounds, by_node, batch.records)
     assert_equal(candidate_outcomes(*arguments), double(expected))
     assert_equal(candidate_outcomes(*arguments, leaves="final"), double(final))
+
+
+def test_every_node_column_is_checked():
+    parents, fresh = longs([-1, 0, 0]), longs([-1, -1, 0])
+    records = record_selections(longs([1]), longs([0]), longs([0]), scores=torch.zeros(1), chosen=torch.ones(1).bool())
+    valid = torch.tensor([False, True, True])
+    assert_misfits_refused(
+        candidate_outcomes,
+        "fresh_rounds",
+        "leaf_values",
+        "valid",
+        parents=parents,
+        fresh_rounds=fresh,
+        leaf_values=double([0.0, 1.0, 2.0]),
+        records=records,
+        valid=valid,
+    )
+    assert_misfits_refused(birth_rounds, "fresh_rounds", parents=parents, fresh_rounds=fresh)

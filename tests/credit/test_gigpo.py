@@ -19,6 +19,7 @@ from grounded_rl.credit import (
     step_returns,
 )
 from tests.credit.batches import assert_equal, quick
+from tests.credit.misfits import assert_misfits_refused
 
 
 def double(entries):
@@ -182,3 +183,12 @@ def test_step_input_that_does_not_fit_is_refused():
         hgpo_advantages(double([1.0]), [], base=double([1.0, 2.0]))
     with pytest.raises(ValueError, match="`scale` must be one of 'std', 'none': got 'mean'"):
         hgpo_advantages(double([1.0]), [], scale="mean")
+
+
+def test_every_step_column_is_checked():
+    row, ids = double([1.0, 0.0]), longs([0, 0])
+    assert_misfits_refused(gigpo_advantages, "returns", "clusters", episode=row, returns=row, clusters=ids)
+    assert_misfits_refused(step_returns, "rollout_ids", step_rewards=row, rollout_ids=ids)
+    assert_misfits_refused(
+        episode_advantages, "group_ids", "rollout_ids", episode_rewards=row, group_ids=ids, rollout_ids=ids
+    )

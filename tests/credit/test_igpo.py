@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from grounded_rl.credit import igpo_advantages, information_gains, last_turns
 from tests.credit.batches import Batch, assert_equal, batches, quick
+from tests.credit.misfits import assert_misfits_refused
 
 NAN = math.nan
 
@@ -136,3 +137,16 @@ def test_igpo_input_that_does_not_fit_is_refused():
         igpo_advantages(GAINS, OUTCOMES, MASK, IDS, pooling="all")
     with pytest.raises(ValueError, match="`scale` must be one of 'std', 'none': got 'mean'"):
         igpo_advantages(GAINS, OUTCOMES, MASK, IDS, scale="mean")
+
+
+def test_every_column_is_checked():
+    assert_misfits_refused(
+        igpo_advantages,
+        "turn_mask",
+        "outcomes",
+        "group_ids",
+        gains=torch.nan_to_num(GAINS),
+        outcomes=OUTCOMES,
+        turn_mask=MASK,
+        group_ids=IDS,
+    )

@@ -19,6 +19,7 @@ from grounded_rl.credit import (
 )
 from grounded_rl.credit.selection import standardized_scores
 from tests.credit.batches import assert_equal, quick
+from tests.credit.misfits import assert_misfits_refused
 from tests.credit.tree_reference import Batch, tree_batches
 
 NAN = math.nan
@@ -288,3 +289,21 @@ def test_records_that_do_not_fit_are_refused():
         record_selections(nodes, longs([4, 4]), longs([0]), **fields)
     with pytest.raises(ValueError, match=r"`nodes` must have the shape \(C\)"):
         record_selections(nodes[None], longs([4, 4]), longs([0, 0]), **fields)
+
+
+def test_every_candidate_column_is_checked():
+    entries, ids = double([0.1, 0.2]), longs([0, 0])
+    assert_misfits_refused(
+        record_selections,
+        "set_ids",
+        "rounds",
+        "scores",
+        "chosen",
+        "surprisals",
+        nodes=ids,
+        set_ids=ids,
+        rounds=ids,
+        scores=entries,
+        chosen=ids,
+        surprisals=entries,
+    )

@@ -27,6 +27,7 @@ from grounded_rl.credit import (
     tree_values,
 )
 from tests.credit.batches import assert_equal, quick
+from tests.credit.misfits import assert_misfits_refused
 from tests.credit.tree_reference import (
     Batch,
     batch_of,
@@ -335,3 +336,17 @@ def test_a_whole_step_of_64_trees_is_fast():
     tokens = spread_to_tokens(credit.values.float(), token_nodes)
     assert time.perf_counter() - start < 2.0
     assert torch.equal(tokens[:, 0], credit.values.float()[leaves])
+
+
+def test_every_leaf_column_is_checked():
+    assert_misfits_refused(
+        corrected_leaf_values,
+        "ranks",
+        "set_sizes",
+        "skip",
+        leaf_values=double([0.0, 1.0]),
+        ranks=longs([1, 0]),
+        set_sizes=longs([2, 0]),
+        slope=0.1,
+        skip=torch.tensor([False, True]),
+    )

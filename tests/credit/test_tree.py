@@ -22,6 +22,7 @@ from grounded_rl.credit import (
 )
 from grounded_rl.credit.tree import node_levels
 from tests.credit.batches import assert_equal, quick
+from tests.credit.misfits import assert_misfits_refused
 from tests.credit.tree_reference import (
     Batch,
     reference_leaf_values,
@@ -357,3 +358,20 @@ def test_no_gradient_reaches_inner_leaf_values_or_root_surprisals():
     assert torch.isfinite(surprisals.grad).all()
     # Softmax weights do not change under a common shift of siblings.
     assert_equal(surprisals.grad[1:4].sum(), 0.0)
+
+
+def test_every_node_column_is_checked():
+    parents, valid, rewards = torch.tensor([-1, 0, 0]), torch.tensor([False, True, True]), double([0.0, 1.0, 0.0])
+    columns = {"parents": parents, "rewards": rewards, "valid": valid}
+    assert_misfits_refused(standardized_leaf_values, "rewards", "valid", **columns)
+    assert_misfits_refused(zero_variance_trees, "rewards", "valid", **columns)
+    assert_misfits_refused(
+        tree_values,
+        "surprisals",
+        "valid",
+        "leaf_values",
+        parents=parents,
+        surprisals=rewards,
+        leaf_values=rewards,
+        valid=valid,
+    )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from grounded_rl.credit import group_advantages, tree_grpo_advantages, tree_grpo_token_advantages
 from tests.credit.batches import Batch, assert_equal, batches, quick
+from tests.credit.misfits import assert_misfits_refused
 
 NAN = math.nan
 
@@ -95,3 +96,9 @@ def test_token_rewards_are_normalised_over_tokens():
         tree_grpo_token_advantages(token_rewards, mask[:1], torch.zeros(2).long(), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match=r"`token_rewards` must have the shape \(B, T\)"):
         tree_grpo_token_advantages(token_rewards[0], mask[0], torch.zeros(3).long(), torch.zeros(3).long())
+
+
+def test_every_column_is_checked():
+    assert_misfits_refused(
+        tree_grpo_advantages, "prompt_ids", "tree_ids", rewards=REWARDS, prompt_ids=PROMPTS, tree_ids=TREES
+    )

@@ -23,6 +23,7 @@ from grounded_rl.credit import (
     whitened,
 )
 from tests.credit.batches import Batch, assert_equal, batches, quick
+from tests.credit.misfits import assert_misfits_refused
 
 NAN = math.nan
 
@@ -293,3 +294,32 @@ def test_no_queries_or_no_keys_score_zero():
         search_key_score(torch.zeros(3))
     with pytest.raises(ValueError, match="`repeated` must be one of 'best', 'last': got 'first'"):
         search_key_score(torch.zeros(1, 1), repeated="first")
+
+
+def test_every_turn_column_is_checked():
+    table, column, ids = double([[1.0, 0.0]]), double([1.0]), torch.tensor([0])
+    assert_misfits_refused(
+        search_turn_rewards,
+        "well_formed",
+        "turn_mask",
+        "outcomes",
+        hits=table,
+        well_formed=table,
+        turn_mask=table,
+        outcomes=column,
+    )
+    columns = ("turn_advantages", "outcome_advantages", "combined_advantages")
+    assert_misfits_refused(
+        mt_grpo_advantages,
+        *columns,
+        "first_result_turn",
+        **dict.fromkeys(columns, column),
+        segment_ids=torch.tensor([[0, 1]]),
+        first_result_turn=ids,
+    )
+    assert_misfits_refused(
+        gae_advantages, "values", "sampled_mask", token_rewards=table, values=table, sampled_mask=table
+    )
+    assert_misfits_refused(
+        turn_return_advantages, "turn_mask", "group_ids", turn_rewards=table, turn_mask=table, group_ids=ids
+    )
