@@ -202,7 +202,7 @@ def candidate_outcomes(
     Raises:
         `ValueError`: If the shapes differ or `leaves` is unknown.
     """
-    check_per_node(parents, fresh_rounds=fresh_rounds, leaf_values=leaf_values, valid=valid)
+    check_per_node(parents, leaf_values=leaf_values, valid=valid)
     check_choice("leaves", leaves, ("selection", "final"))
     counted = leaf_mask(parents) if valid is None else leaf_mask(parents) & valid
     births = birth_rounds(parents, fresh_rounds)

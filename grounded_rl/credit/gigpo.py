@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from grounded_rl.credit._checks import check_choice, check_rows, check_same_shape
+from grounded_rl.credit._checks import check_rows, check_same_shape
 from grounded_rl.credit.group import group_advantages
 
 
@@ -201,6 +201,5 @@ def gigpo_advantages(
 
     ```
     """
-    check_choice("scale", scale, ("std", "none"))
     check_same_shape(episode=episode, returns=returns, clusters=clusters)
     return episode + step_weight * group_advantages(returns, clusters, scale=scale, epsilon=epsilon)

@@ -77,6 +77,14 @@ def test_a_correct_rollout_spreads_its_advantage_by_the_marks():
     assert_equal(ours, [[0.731059, 0, 0.268941, 0.5], [0.5, 0.5, 0, 0.5], [0.5, 0.5, 0.5, 0]], rtol=3e-6)
 
 
+def test_masks_may_hold_floats():
+    marks = double([[1.0, 0.0, NAN], [0.0, NAN, NAN], [NAN, NAN, NAN]])
+    advantages = double([0.5, 0.5, 0.5])
+    plain = cw_grpo_advantages(advantages, marks, ROUNDS, SEGMENTS)
+    assert_equal(cw_grpo_advantages(advantages, marks, ROUNDS.double(), SEGMENTS), plain)
+    assert_equal(contribution_weights(MARKS, SEARCHED.double()), contribution_weights(MARKS, SEARCHED))
+
+
 def test_a_wrong_rollout_is_uniform_and_a_zero_one_stays_zero():
     marks = double([[1.0, 0.0, NAN], [1.0, NAN, NAN], [NAN, NAN, NAN]])
     ours = cw_grpo_advantages(double([-0.5, 0.0, -1.0]), marks, ROUNDS, SEGMENTS)

@@ -120,6 +120,12 @@ def test_an_event_of_the_round_that_drew_a_fresh_branch_is_blocked():
         assert found[rule] == {4: NONE, 5: (3, 1)}
 
 
+def test_a_node_cannot_have_been_chosen_in_the_round_that_drew_it():
+    found = events_of([-1, 0, 1], [(1, 1)], fresh={1: 1}.items())
+    for rule in RULES:
+        assert found[rule] == {2: NONE}
+
+
 def test_a_selection_below_a_fresh_branch_counts():
     # f(1) fresh from 1; its old child w(2) selected in round 2: w's leaf 3 and the fresh sibling g(4) of w.
     found = events_of([-1, 0, 1, 2, 1], [(2, 2)], fresh={1: 1, 4: 2}.items())

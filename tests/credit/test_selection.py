@@ -43,6 +43,11 @@ def test_siblings_are_the_other_children_of_the_parent():
     assert sibling_counts(parents).tolist() == [2, 2, 2, 2, 0, 1, 1]
 
 
+def test_siblings_of_no_forest_are_refused():
+    with pytest.raises(ValueError, match="`parents` must hold -1 for a root"):
+        sibling_counts(longs([-1, 1]))
+
+
 def test_a_root_without_children_has_no_siblings():
     assert sibling_counts(longs([-1, -1, 1])).tolist() == [0, 0, 0]
 
@@ -168,6 +173,18 @@ def test_the_release_falls_back_to_plain_surprisal_without_spread():
     # With spread it standardises, without a floor: sd 1e-7 is above its threshold of 1e-9.
     assert_equal(sfc_scores(double([0.4 + 1e-7, 0.4 - 1e-7]), longs([0, 0]), spread="absolute"), [1.0, -1.0])
     assert_equal(sfc_scores(double(S), longs(B), spread="absolute"), sfc_scores(double(S), longs(B)))
+
+
+def test_the_threshold_of_the_release_lies_at_1e_9():
+    # Around 0 the spread is exact: 1.5e-9 is standardised, 0.9e-9 is not.
+    assert_equal(sfc_scores(double([1.5e-9, -1.5e-9]), longs([0, 0]), spread="absolute"), [1.0, -1.0])
+    flat = sfc_scores(double([0.9e-9, -0.9e-9]), longs([0, 0]), spread="absolute")
+    assert flat.tolist() == [0.9e-9, -0.9e-9]
+
+
+def test_scores_are_standardised_with_a_floor_of_1e_6():
+    assert_equal(standardized_scores(double([1e-7, -1e-7])), [0.1, -0.1])
+    assert_equal(standardized_scores(double([1e-5, -1e-5])), [1.0, -1.0])
 
 
 def test_sets_are_scored_on_their_own():

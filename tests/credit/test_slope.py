@@ -100,6 +100,22 @@ def test_sets_with_an_unknown_or_excluded_candidate_are_left_out_whole():
     assert selection_slope(scores, outcomes, sets, keep=keep) == only_second
 
 
+def test_sums_start_at_zero_and_carry_no_gradient():
+    assert SlopeSums() == SlopeSums(0.0, 0.0, 0.0)
+    assert CorrelationSums() == CorrelationSums(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    scores, outcomes = double(SCORES).requires_grad_(), double(OUTCOMES).requires_grad_()
+    assert selection_slope(scores, outcomes, longs(SETS)) == selection_slope(
+        scores.detach(), outcomes.detach(), longs(SETS)
+    )
+    assert correlation_sums(scores, outcomes) == correlation_sums(scores.detach(), outcomes.detach())
+
+
+def test_the_mask_of_candidates_may_hold_numbers():
+    keep = longs([1, 1, 0, 1, 1])
+    arguments = (double(SCORES), double(OUTCOMES), longs(SETS))
+    assert selection_slope(*arguments, keep=keep) == selection_slope(*arguments, keep=keep.bool())
+
+
 def test_zero_outcomes_enter_only_the_denominator():
     """A tree whose rollouts all earned the same has outcome 0 everywhere and shrinks the slope."""
     scores, sets = double([*SCORES, 0.7, 0.3]), longs([*SETS, 3, 3])

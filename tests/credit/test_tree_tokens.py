@@ -86,6 +86,11 @@ def test_a_node_without_scored_tokens_inherits_from_its_parent():
     assert has_tokens.tolist() == [False, True, False, False]
 
 
+def test_children_of_a_root_with_tokens_inherit_from_it():
+    surprisals, _ = node_surprisals(double([[-0.5]]), torch.tensor([[0]]), torch.tensor([-1, 0]))
+    assert_equal(surprisals, [0.5, 0.5])
+
+
 def test_repeating_a_shared_prefix_in_every_row_changes_nothing():
     parents = torch.tensor([-1, 0, 1, 1])
     once = node_surprisals(

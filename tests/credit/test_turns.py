@@ -124,6 +124,15 @@ def test_search_turn_rewards_of_a_four_turn_rollout():
     assert_equal(rewards, [[-0.3, 0.2, -0.2, 1.0]])
 
 
+def test_a_rollout_of_one_turn_has_its_outcome_only():
+    one = torch.ones(2, 1)
+    assert search_turn_rewards(one, one, one, double([0.2, -1.0])).tolist() == [[0.2], [-1.0]]
+    assert turn_return_advantages(double([[1.0], [0.0]]), one, torch.tensor([0, 0]), scale="none").tolist() == [
+        [0.5],
+        [-0.5],
+    ]
+
+
 def test_search_turn_rewards_follow_their_settings_and_the_mask():
     hits, formed, mask = torch.tensor([[1, 0, 1], [1, 1, 1]]), torch.ones(2, 3), torch.tensor([[1, 1, 0], [1, 0, 0]])
     rewards = search_turn_rewards(
