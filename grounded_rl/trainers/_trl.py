@@ -1,21 +1,25 @@
 """
 The only module that touches TRL's private methods.
 
-Every override calls `super()` and none repeats a body. What each relies on is pinned by a test of the upstream contract:
+Every override calls `super()` and none repeats a body. What each relies on is pinned by a test of the upstream
+contract:
 
 - `rollout_func` receives every row's prompt and may return extra lists, which reach the reward functions;
 - `_tool_call_loop` is called with the result of `rollout_func` when tools are present and returns seven values;
+- `_generate_single_turn` takes ragged token contexts and returns ids, ended by the end token, and log-probs or `None`;
 - `_calculate_rewards` returns the matrix gathered over processes;
 - `_generate_and_score_completions` returns the buffered dictionary, which may carry extra `(B, …)` tensors;
-- `_get_per_token_logps_and_entropies` walks the batch in order and is called before the loss reads
-  `inputs["old_per_token_logps"]`;
-- `_compute_loss` accepts advantages of shape `(B, T)`.
+- `_get_per_token_logps_and_entropies` returns three values, walks the batch in order, runs the backbone, and is called
+  before the loss reads `inputs["old_per_token_logps"]`;
+- `_compute_loss` accepts advantages of shape `(B, T)` and takes the token ratio against `old_per_token_logps`;
+- `eos_token_ids` and `generation_config` decide where `_generate_single_turn` ends a turn.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,8 +29,10 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from grounded_rl.credit import equivalent_old_logps
 from grounded_rl.environments.tools import search
+from grounded_rl.grounding import Diagnosis
 from grounded_rl.rollouts.types import CallStatus, FinishReason, Rollout, StopReason
 from grounded_rl.sampling.engine import Completion
+from grounded_rl.trainers.metrics import quotients
 from grounded_rl.trainers.probe import SalienceProbe
 
 SEGMENT_LEVELS = ("turn", "sequence_token")
@@ -34,7 +40,7 @@ SEGMENT_LEVELS = ("turn", "sequence_token")
 
 @dataclass
 class GenerationBatch:
-    """Everything credit assignment may read of one generation batch of this process; groups are whole and consecutive."""
+    """What credit assignment may read of one generation batch of this process; groups are whole and consecutive."""
 
     rollouts: list[Rollout]
     rewards: torch.Tensor
@@ -47,6 +53,8 @@ class GenerationBatch:
     """True at tokens the policy sampled, `(B, T)`."""
     turn_ids: torch.Tensor
     """Turn of every sampled token, -1 elsewhere, `(B, T)`."""
+    diagnoses: list[Diagnosis] = field(default_factory=list)
+    """Set by credit assignment; what each rollout did."""
     advantages: torch.Tensor | None = None
     """Set by credit assignment, `(B, T)`."""
     masked: torch.Tensor | None = None
@@ -73,6 +81,12 @@ def conversation(rollout: Rollout) -> list[dict[str, Any]]:
         if turn.observation:
             messages.append({"role": "tool", "name": search.__name__, "content": turn.observation})
     return messages
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Mean of the values that are not NaN; NaN without any."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 class TrainerEngine:
@@ -110,8 +124,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # The environment renders prompts and observations itself, so TRL's own checks of the chat template, which only know
-        # templates by their exact bytes, are not needed: tools are announced after they ran.
+        # The environment renders prompts and observations itself, so TRL's own checks of the chat template, which only
+        # know templates by their exact bytes, are not needed: tools are announced after they ran.
         self.tools = [search]
         self.rollout_func = self._rollout
         # TRL's loss knows the levels "token" and "sequence"; the others are carried by the reference log-probs.
@@ -143,6 +157,14 @@ class RolloutGRPOTrainer(GRPOTrainer):
 
     # --- rollouts
 
+    def end_turns_at(self, token_ids: Sequence[int]) -> None:
+        """End turns at these tokens too: base models declare an end of text that their chat template does not use."""
+        self.eos_token_ids = list(dict.fromkeys([*self.eos_token_ids, *token_ids]))
+        if self.use_vllm:
+            self.vllm_generation.generation_kwargs["stop_token_ids"] = self.eos_token_ids
+        else:
+            self.generation_config.eos_token_id = self.eos_token_ids
+
     @property
     def is_generation_collective(self) -> bool:
         """Whether every process must take part in every generation call."""
@@ -153,7 +175,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return is_sharded or is_shared_vllm
 
     def is_anyone_active(self, is_active: bool) -> bool:
-        """Whether any process still has rollouts to sample; processes advance in lockstep where generation is collective."""
+        """Whether any process still has rollouts to sample, where generation needs all of them at once."""
         if not self.is_generation_collective:
             return is_active
         return bool(self.accelerator.gather(torch.tensor([is_active], device=self.accelerator.device)).any())
@@ -191,9 +213,10 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self._rows = inputs
         probe = self._armed_probe = self.make_probe()
         output = super()._generate_and_score_completions(inputs)
+        # Without an old-policy pass of TRL's own the probe may have seen another one (a disabled adapter).
         if probe is not None and ("old_per_token_logps" not in output or not probe.has_result):
             self._armed_probe = probe
-            output["old_per_token_logps"] = self._old_logps(output)
+            self._run_old_policy(output)
         self._armed_probe = None
         batch = self._batch(output, probe)
         self.assign_credit(batch)
@@ -203,17 +226,56 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return output
 
     @torch.no_grad()
-    def _old_logps(self, output: dict[str, Any]) -> torch.Tensor:
-        """Old-policy pass for batches on which TRL needs none itself."""
-        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            logps, _, _ = self._get_per_token_logps_and_entropies(
-                self.model,
-                torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
-                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
-                output["completion_ids"].size(1),
-                batch_size=self.args.per_device_train_batch_size,
-            )
-        return logps
+    def _run_old_policy(self, output: dict[str, Any]) -> None:
+        """
+        Old-policy pass for batches on which TRL needs none itself.
+
+        It only feeds the probe: the loss goes on taking its own log-probs as the old ones, so that measuring changes
+        nothing. In evaluation mode it draws no random numbers either.
+        """
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+                self._get_per_token_logps_and_entropies(
+                    self.model,
+                    torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                    torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                    output["completion_ids"].size(1),
+                    batch_size=self.args.per_device_train_batch_size,
+                )
+        finally:
+            self.model.train(was_training)
+
+    @torch.no_grad()
+    def score(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probability of every completion token under the policy as it is, in nats; draws no random numbers."""
+        device, length = self.accelerator.device, max(map(len, completions))
+        widest = max(map(len, prompts))
+        pad = self._tokenizer.pad_token_id
+        rows = [
+            [*([pad] * (widest - len(prompt))), *prompt, *completion]
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        mask = [
+            [0] * (widest - len(prompt)) + [1] * (len(prompt) + len(completion))
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+                # Not through the override below: an armed probe waits for the old-policy pass, which this is not.
+                logps = super()._get_per_token_logps_and_entropies(
+                    self.model,
+                    padded(rows, widest + length, pad, device),
+                    padded(mask, widest + length, 0, device),
+                    length,
+                    batch_size=self.args.per_device_train_batch_size,
+                )[0]
+        finally:
+            self.model.train(was_training)
+        return [row[: len(each)] for row, each in zip(logps.tolist(), completions, strict=True)]
 
     def _batch(self, output: dict[str, Any], probe: SalienceProbe | None) -> GenerationBatch:
         device, count = self.accelerator.device, len(self._rollouts)
@@ -221,6 +283,16 @@ class RolloutGRPOTrainer(GRPOTrainer):
         per_func = self._rewards_per_func[start : start + count]
         rewards = (per_func * self.reward_weights.to(device)).nansum(dim=1)
         rewards[per_func.isnan().all(dim=1)] = torch.nan
+        self._rollouts = [
+            replace(
+                rollout,
+                rewards={
+                    name: None if math.isnan(value) else value
+                    for name, value in zip(self.reward_func_names, values, strict=True)
+                },
+            )
+            for rollout, values in zip(self._rollouts, per_func.tolist(), strict=True)
+        ]
         is_failed = torch.tensor([rollout.stop is StopReason.FAILED for rollout in self._rollouts], device=device)
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         length = output["completion_ids"].size(1)
@@ -250,9 +322,9 @@ class RolloutGRPOTrainer(GRPOTrainer):
         """Log values averaged over the processes, NaN left out. Every process must pass the same names."""
         mode = "train" if self.model.training else "eval"
         gathered = gather_object([dict(metrics)])
-        for name in metrics:
-            values = torch.tensor([float(part[name]) for part in gathered], dtype=torch.float64)
-            self._metrics[mode][name].append(values.nanmean().item())
+        means = {name: _mean([part[name] for part in gathered]) for name in metrics}
+        for name, value in (means | quotients(means)).items():
+            self._metrics[mode][name].append(value)
 
     # --- loss
 
@@ -263,7 +335,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
         if probe is not None and model is self.model:
             # Only the first pass of the policy is the old-policy pass; a later one may be a disabled adapter.
             self._armed_probe = None
-            with probe.watch(input_ids[:, -logits_to_keep:]):
+            sampled = padded([rollout.sampled_mask for rollout in self._rollouts], logits_to_keep, 0, input_ids.device)
+            with probe.watch(input_ids[:, -logits_to_keep:], sampled.bool()):
                 return super()._get_per_token_logps_and_entropies(
                     model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
                 )

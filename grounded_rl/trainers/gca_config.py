@@ -22,10 +22,11 @@ class GCAConfig(SearchAgentConfig):
         > Parameters that control the residual
 
         gca_eta (`float`, *optional*, defaults to `0.2`):
-            Scale \\( \eta \\) of the residual. `0.0` is the host method.
+            Scale \\( \eta \\) of the residual. `0.0` is the host method, with the diagnosis in the log: nothing leaves
+            the loss either.
         gca_lambda_table (`str`, *optional*, defaults to `"default"`):
-            Magnitudes per rollout type and segment: `"default"`, `"ans_first"` or `"flat"`. The paper fixes their signs and
-            order; the numbers are choices of this package.
+            Magnitudes per rollout type and segment: `"default"`, `"ans_first"` or `"flat"`. The paper fixes their
+            signs and order; the numbers are choices of this package.
         gca_lambda_scale (`float`, *optional*, defaults to `1.0`):
             Factor on every magnitude, capped at one.
 
@@ -88,7 +89,7 @@ class GCAConfig(SearchAgentConfig):
             (
                 "gca_eta",
                 "at least 0 and, times the largest magnitude and `gca_c_max`, below 1",
-                0 <= self.gca_eta and kappa < 1,
+                self.gca_eta >= 0 and kappa < 1,
             ),
             ("gca_lambda_scale", "at least 0", self.gca_lambda_scale >= 0),
             ("gca_num_competitors", "at least 1", self.gca_num_competitors >= 1),
@@ -97,7 +98,8 @@ class GCAConfig(SearchAgentConfig):
                 "larger than `gca_num_competitors`",
                 self.gca_entropy_top_m > self.gca_num_competitors,
             ),
-            ("gca_tau", "positive", self.gca_tau > 0),
+            *((name, "at least 0", getattr(self, name) >= 0) for name in ("gca_alpha", "gca_beta", "gca_gamma")),
+            *((name, "positive", getattr(self, name) > 0) for name in ("gca_tau", "gca_c_max")),
             (
                 "importance_sampling_level",
                 "another level than 'sequence', under which a token-level advantage would be averaged away "

@@ -21,6 +21,7 @@ from grounded_rl.credit import (
     has_reward_variance,
 )
 from grounded_rl.environments.structure import structural_mask
+from grounded_rl.errors import RetrievalError
 from grounded_rl.grounding import Diagnosis, Retrievability, RolloutType, Segment, diagnose, segments
 from grounded_rl.rollouts.types import Group, Rollout
 from grounded_rl.trainers._trl import GenerationBatch, padded
@@ -41,9 +42,9 @@ class GCATrainer(SearchAgentTrainer):
     """
     GRPO with grounded credit assignment.
 
-    Every rollout is diagnosed by two questions, whether a search showed the answer and whether the answer is right; the
-    diagnosis routes a bounded, signed residual to the tokens of its search and answer turns, weighted by how contested each
-    token was under the old policy. Group statistics, loss and ratio stay those of the host.
+    Every rollout is diagnosed by two questions, whether a search showed the answer and whether the answer is right;
+    the diagnosis routes a bounded, signed residual to the tokens of its search and answer turns, weighted by how
+    contested each token was under the old policy. Group statistics, loss and ratio stay those of the host.
 
     Everything but the credit is inherited from [`SearchAgentTrainer`]; see there for the arguments.
 
@@ -58,6 +59,7 @@ class GCATrainer(SearchAgentTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.make_probe()  # a model that cannot be measured is refused here, not in mid-run
         self._routing = self.args.routing()
         self.retrievability = Retrievability(
             self.retriever,
@@ -84,43 +86,62 @@ class GCATrainer(SearchAgentTrainer):
     def assign_credit(self, batch: GenerationBatch) -> None:
         """Token advantages of the batch; unretrievable right answers leave the loss."""
         advantages = self.rollout_advantages(batch)
-        diagnoses = [diagnose(rollout, **self._matching) for rollout in batch.rollouts]
-        retrievable = self._retrievable(batch, diagnoses)
-        device = advantages.device
-        types = torch.tensor([_TYPES[diagnosis.type] for diagnosis in diagnoses], device=device)
+        batch.advantages = self.route(batch, advantages).advantages.to(advantages.dtype)
+
+    def route(self, batch: GenerationBatch, advantages: torch.Tensor) -> GCACredit:
+        """Credit on top of one advantage per rollout, `(B,)`; sets which rollouts leave the loss."""
+        retrievable = self._retrievable(batch)
+        types = torch.tensor([_TYPES[diagnosis.type] for diagnosis in batch.diagnoses], device=advantages.device)
         types = types.masked_fill(~batch.valid, NO_TYPE)
-        batch.masked = (types == TYPE_D) & ~retrievable
+        batch.masked = (types == TYPE_D) & ~retrievable & (self.args.gca_eta > 0)
         has_variance = has_reward_variance(batch.rewards, batch.group_ids, batch.valid)
         structural = self._structural(batch)
         credit = gca_token_advantages(
             advantages,
             types,
-            self._segments(batch, diagnoses),
+            self._segments(batch),
             batch.margins,
             batch.entropies,
             eligible=batch.sampled_mask & ~structural,
             gate_open=has_variance & ~batch.masked & batch.valid,
             routing=self._routing,
         )
-        batch.advantages = credit.advantages.to(advantages.dtype)
         batch.metrics |= _metrics(batch, types, credit)
         is_type_d = types == TYPE_D
         batch.metrics["credit/retrievable_share"] = _share(retrievable & is_type_d, is_type_d)
+        return credit
 
-    def _retrievable(self, batch: GenerationBatch, diagnoses: list[Diagnosis]) -> torch.Tensor:
+    def diagnose(self, rollout: Rollout) -> Diagnosis:
+        """Diagnosis with the configured matcher."""
+        return diagnose(rollout, **self._matching)
+
+    def _retrievable(self, batch: GenerationBatch) -> torch.Tensor:
         """Whether the corpus can deliver the answer, per rollout."""
         size = int((batch.group_ids == batch.group_ids[0]).sum())
-        starts = range(0, len(batch.rollouts), size)
-        groups = [Group(tuple(batch.rollouts[start : start + size])) for start in starts]
-        values = self.retrievability(groups, [diagnoses[start : start + size] for start in starts])
+        parts = [slice(start, start + size) for start in range(0, len(batch.rollouts), size)]
+        groups = [Group(tuple(batch.rollouts[part])) for part in parts]
+        diagnoses = [batch.diagnoses[part] for part in parts]
+        try:
+            values = self.retrievability(groups, diagnoses)
+        except RetrievalError:
+            if self.args.retrieval_on_failure == "raise":
+                raise
+            values = [self._is_retrievable(*pair) for pair in zip(groups, diagnoses, strict=True)]
         return torch.tensor(values, device=batch.group_ids.device)[batch.group_ids]
 
-    def _segments(self, batch: GenerationBatch, diagnoses: list[Diagnosis]) -> torch.Tensor:
+    def _is_retrievable(self, group: Group, diagnoses: list[Diagnosis]) -> bool:
+        """The same for one group; where the search fails, its right answers count as not retrievable this time."""
+        try:
+            return self.retrievability([group], [diagnoses])[0]
+        except RetrievalError:
+            return False
+
+    def _segments(self, batch: GenerationBatch) -> torch.Tensor:
         """Segment of every token, `(B, T)`."""
         longest = max(len(rollout.turns) for rollout in batch.rollouts)
         codes = [
             [_SEGMENTS[segment] for segment in segments(rollout, diagnosis)]
-            for rollout, diagnosis in zip(batch.rollouts, diagnoses, strict=True)
+            for rollout, diagnosis in zip(batch.rollouts, batch.diagnoses, strict=True)
         ]
         by_turn = padded(codes, longest, NO_SEGMENT, batch.turn_ids.device)
         return by_turn.gather(1, batch.turn_ids.clamp(min=0)).masked_fill(batch.turn_ids < 0, NO_SEGMENT)

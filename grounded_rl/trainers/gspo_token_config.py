@@ -13,7 +13,8 @@ class GSPOTokenConfig(SearchAgentConfig):
     Configuration of [`SearchAgentTrainer`] that makes it GSPO-token
     ([Sec. 4.3](https://huggingface.co/papers/2507.18071)).
 
-    The ratio of a token has the value of its rollout's length-normalised ratio and the gradient of its own log-probability.
+    The ratio of a token has the value of its rollout's length-normalised ratio and the gradient of its own
+    log-probability.
 
     Parameters:
         importance_sampling_level (`str`, *optional*, defaults to `"sequence_token"`):

@@ -7,22 +7,30 @@ from contextlib import contextmanager
 
 import torch
 from accelerate.utils import is_peft_model
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from grounded_rl.credit import entropy_from_topk, margin_from_topk
 from grounded_rl.errors import ConfigurationError
 
 # Transforms some models apply between the head and the softmax; the tiles below would miss them.
-_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
+_LOGIT_TRANSFORMS = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "output_multiplier",
+    "lm_head_multiplier",
+)
 
 
 class SalienceProbe:
     """
     While active, every forward pass of the backbone leaves the statistics of its last positions behind.
 
-    The hook sits on the backbone because TRL's fused language-model head reads the head's weight and never calls the module.
-    Hidden states are projected in tiles of tokens and vocabulary, of which only the largest logits are kept, so that memory
-    does not grow with the vocabulary.
+    The hook sits on the backbone because TRL's fused language-model head reads the head's weight and never calls the
+    module. Only the hidden states of sampled tokens are projected, in tiles of tokens and vocabulary of which the
+    largest logits are kept, so that memory does not grow with the vocabulary.
 
     Args:
         model ([`~transformers.PreTrainedModel`]):
@@ -60,8 +68,8 @@ class SalienceProbe:
         transforms = [name for name in _LOGIT_TRANSFORMS if getattr(config, name, None) not in (None, 1, 1.0)]
         if transforms:
             raise ConfigurationError(
-                f"`model` must not transform its logits after the head: got {', '.join(f'`{t}`' for t in transforms)} in "
-                "its configuration. Use a model without logit scaling or soft-capping."
+                f"`model` must not transform its logits after the head: got {', '.join(f'`{t}`' for t in transforms)} "
+                "in its configuration. Use a model without logit scaling or soft-capping."
             )
         self._temperature = temperature
         self._margin = margin
@@ -71,17 +79,20 @@ class SalienceProbe:
         self._vocabulary_tile = vocabulary_tile
 
     @contextmanager
-    def watch(self, token_ids: torch.Tensor) -> Iterator[None]:
+    def watch(self, token_ids: torch.Tensor, sampled: torch.Tensor) -> Iterator[None]:
         """
         Record the forward passes of the backbone inside the context.
 
         Args:
             token_ids (`torch.Tensor` of shape `(B, T)`):
                 The tokens at the last `T` positions. The passes must walk the batch in order, in slices of rows.
+            sampled (`torch.Tensor` of shape `(B, T)`, bool):
+                Positions to measure.
         """
         self._token_ids = token_ids
+        self._sampled = sampled
         self._next_row = 0
-        self._parts: list[torch.Tensor] = []
+        self._statistics = torch.zeros(*token_ids.shape, 2, device=token_ids.device)
         handle = self._model.base_model.register_forward_hook(self._record)
         try:
             yield
@@ -91,63 +102,63 @@ class SalienceProbe:
     @property
     def has_result(self) -> bool:
         """Whether the recorded passes covered the whole batch."""
-        return hasattr(self, "_parts") and self._next_row == len(self._token_ids)
+        return hasattr(self, "_statistics") and self._next_row == len(self._token_ids)
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Statistics of the recorded passes.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: Margins and normalised entropies, both `(B, T)` in float32. Values at
-            padding are those of whatever the model saw there.
+            `tuple[torch.Tensor, torch.Tensor]`: Margins and normalised entropies, both `(B, T)` in float32, `0.0`
+            where no token was sampled.
         """
-        margins, entropies = torch.cat(self._parts).unbind(-1)
+        margins, entropies = self._statistics.unbind(-1)
         return margins, entropies
 
     @torch.no_grad()
     def _record(self, module, args, output) -> None:
         length = self._token_ids.size(1)
-        hidden = output.last_hidden_state[:, -(length + 1) : -1].detach()
-        rows = len(hidden)
-        token_ids = self._token_ids[self._next_row : self._next_row + rows].reshape(-1)
-        self._next_row += rows
-        flat = hidden.reshape(-1, hidden.size(-1))
-        parts = [
-            self._statistics(flat[start : start + self._token_tile], token_ids[start : start + self._token_tile])
-            for start in range(0, len(flat), self._token_tile)
-        ]
-        self._parts.append(torch.cat(parts).view(rows, length, 2))
-
-    def _statistics(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """Margin and entropy of every token of a tile, `(N, 2)`."""
+        rows = slice(self._next_row, self._next_row + len(output.last_hidden_state))
+        self._next_row = rows.stop
+        sampled = self._sampled[rows]
+        hidden = output.last_hidden_state[:, -(length + 1) : -1][sampled]
+        token_ids = self._token_ids[rows][sampled]
         head = self._model.get_output_embeddings()
-        top_values, top_ids = self._largest_logits(hidden, head)
-        token_logits = (hidden.float() * head.weight[token_ids].float()).sum(-1)
-        if head.bias is not None:
-            token_logits = token_logits + head.bias[token_ids].float()
-        top_values, token_logits = top_values / self._temperature, token_logits / self._temperature
+        weight, bias = (part.full_tensor() if isinstance(part, DTensor) else part for part in (head.weight, head.bias))
+        with maybe_gather_lm_head_ctx(weight, bias):
+            tiles = [
+                self._measure(
+                    hidden[start : start + self._token_tile], token_ids[start : start + self._token_tile], weight, bias
+                )
+                for start in range(0, len(hidden), self._token_tile)
+            ]
+        if tiles:
+            self._statistics[rows][sampled] = torch.cat(tiles)
+
+    def _measure(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Margin and entropy of every token of a tile, `(N, 2)`."""
+        token_logits = torch.zeros(len(hidden), device=hidden.device)
+        top_values = token_logits.new_empty(len(hidden), 0)
+        top_ids = token_ids.new_empty(len(hidden), 0)
+        for start in range(0, weight.size(0), self._vocabulary_tile):
+            stop = min(start + self._vocabulary_tile, weight.size(0))
+            tile_bias = None if bias is None else bias[start:stop].to(hidden.dtype)
+            logits = torch.nn.functional.linear(hidden, weight[start:stop].to(hidden.dtype), tile_bias).float()
+            inside = (token_ids >= start) & (token_ids < stop)
+            own = logits.gather(1, (token_ids - start).clamp(0, stop - start - 1).unsqueeze(1)).squeeze(1)
+            token_logits = torch.where(inside, own, token_logits)
+            values, ids = logits.topk(min(self._top_m, stop - start), dim=1)
+            top_values, top_ids = torch.cat([top_values, values], dim=1), torch.cat([top_ids, ids + start], dim=1)
+            top_values, order = top_values.topk(min(self._top_m, top_values.size(1)), dim=1)
+            top_ids = top_ids.gather(1, order)
         margins = margin_from_topk(
-            token_logits,
-            top_values,
+            token_logits / self._temperature,
+            top_values / self._temperature,
             top_ids,
             token_ids,
             num_competitors=self._num_competitors,
             margin=self._margin,  # type: ignore[arg-type]
         )
-        return torch.stack([margins, entropy_from_topk(top_values)], dim=-1)
-
-    def _largest_logits(self, hidden: torch.Tensor, head: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
-        values = ids = None
-        for start in range(0, head.weight.size(0), self._vocabulary_tile):
-            weight = head.weight[start : start + self._vocabulary_tile]
-            bias = None if head.bias is None else head.bias[start : start + self._vocabulary_tile].to(hidden.dtype)
-            tile = torch.nn.functional.linear(hidden, weight.to(hidden.dtype), bias).float()
-            tile_values, tile_ids = tile.topk(min(self._top_m, tile.size(-1)), dim=-1)
-            tile_ids += start
-            if values is not None:
-                tile_values = torch.cat([values, tile_values], dim=-1)
-                tile_ids = torch.cat([ids, tile_ids], dim=-1)
-                tile_values, order = tile_values.topk(min(self._top_m, tile_values.size(-1)), dim=-1)
-                tile_ids = tile_ids.gather(-1, order)
-            values, ids = tile_values, tile_ids
-        return values, ids
+        return torch.stack([margins, entropy_from_topk(top_values / self._temperature)], dim=1)

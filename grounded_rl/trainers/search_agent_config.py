@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from trl import GRPOConfig
 
+from grounded_rl.environments.formats import TOOL_FORMATS
+from grounded_rl.environments.prompts import PROMPT_STYLES
+from grounded_rl.environments.rewards import REWARD_SCHEMES
 from grounded_rl.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 RATIO_LEVELS = ("token", "sequence", "sequence_token", "turn")
 
@@ -17,8 +24,8 @@ class SearchAgentConfig(GRPOConfig):
     r"""
     Configuration of [`SearchAgentTrainer`].
 
-    Only what differs from [`~trl.GRPOConfig`] is listed. The defaults that are re-declared are those the GCA paper's host,
-    Search-R1, trains with.
+    Only what differs from [`~trl.GRPOConfig`] is listed. The defaults that are re-declared are those the GCA paper's
+    host, Search-R1, trains with.
 
     Parameters:
         > Parameters that control the rollouts
@@ -34,12 +41,12 @@ class SearchAgentConfig(GRPOConfig):
         rollout_max_failed_share (`float`, *optional*, defaults to `0.2`):
             The run stops when more than this share of a generation batch failed for infrastructural reasons.
         rollout_log_groups (`int`, *optional*, defaults to `2`):
-            Groups of every generation batch written to `rollouts.jsonl` in the output folder, with token advantages. `0`
-            writes none, `-1` all.
+            Groups of every generation batch written to `rollouts.jsonl` in the output folder, with token advantages.
+            `0` writes none, `-1` all.
         prompt_style (`str`, *optional*, defaults to `"gca"`):
             Prompt the question is put in.
         tool_format (`str`, *optional*, defaults to `"qwen"`):
-            How the policy writes calls.
+            How the policy writes calls. Formats that end a turn at a string instead of a token cannot be trained here.
 
         > Parameters that control retrieval
 
@@ -109,14 +116,19 @@ class SearchAgentConfig(GRPOConfig):
             raise ConfigurationError(" ".join(violations) + " Correct the recipe.")
         # A cap per turn; TRL's own limit covers the whole completion.
         cap = "max_tokens" if self.use_vllm else "max_new_tokens"
-        self.generation_kwargs = {cap: self.rollout_max_turn_tokens, **(self.generation_kwargs or {})}
+        given = self.generation_kwargs or {}
+        given = json.loads(given) if isinstance(given, str) else given  # as a command line writes it
+        self.generation_kwargs = {cap: self.rollout_max_turn_tokens, **given}
+        if self.generation_batch_size is None:
+            self._check_groups(self.steps_per_generation or self.gradient_accumulation_steps)
         try:
             super().__post_init__()
         except ConfigurationError:
             raise
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
-        self._check_groups()
+        self._check_groups(self.steps_per_generation)
+        self._check_checkpoints()
 
     def _rules(self) -> list[tuple[str, str, bool]]:
         """Name, rule and whether it is kept, for every field of this class that has one."""
@@ -128,21 +140,28 @@ class SearchAgentConfig(GRPOConfig):
             "retrieval_top_k",
         ]
         choices = {
+            "prompt_style": tuple(PROMPT_STYLES),
+            "tool_format": tuple(name for name, format in TOOL_FORMATS.items() if not format.stop_strings),
             "retrieval_on_failure": ("raise", "mask"),
+            "reward_format": (*REWARD_SCHEMES, "none"),
             "credit_singleton": ("zero", "raw"),
             "importance_sampling_level": RATIO_LEVELS,
+            # The other values of these two are TRL's alone: advantages are computed here.
+            "scale_rewards": ("group", "none", True, False),
+            "multi_objective_aggregation": ("sum_then_normalize",),
         }
         return [
             *((name, "at least 1", getattr(self, name) >= 1) for name in positive),
             *((name, f"one of {allowed}", getattr(self, name) in allowed) for name, allowed in choices.items()),
+            ("num_generations", "at least 2", self.num_generations >= 2),
             ("rollout_max_failed_share", "in [0, 1]", 0 <= self.rollout_max_failed_share <= 1),
             ("rollout_log_groups", "-1 or more", self.rollout_log_groups >= -1),
             ("credit_epsilon", "at least 0", self.credit_epsilon >= 0),
         ]
 
-    def _check_groups(self) -> None:
+    def _check_groups(self, steps_per_generation: int) -> None:
         """A group must stay on one process: its statistics, and trees, are computed there."""
-        per_process = self.per_device_train_batch_size * (self.steps_per_generation or 1)
+        per_process = self.per_device_train_batch_size * steps_per_generation
         if per_process % self.num_generations:
             raise ConfigurationError(
                 f"`num_generations` ({self.num_generations}) must divide `per_device_train_batch_size * "
@@ -152,6 +171,17 @@ class SearchAgentConfig(GRPOConfig):
         group_size = self.num_generations_eval or self.num_generations
         if self.eval_strategy != "no" and self.per_device_eval_batch_size % group_size:
             raise ConfigurationError(
-                f"`per_device_eval_batch_size` must be a multiple of the rollouts per question in evaluation ({group_size}): "
-                f"got {self.per_device_eval_batch_size}. Change it or `num_generations_eval`."
+                f"`per_device_eval_batch_size` must be a multiple of the rollouts per question in evaluation "
+                f"({group_size}): got {self.per_device_eval_batch_size}. Change it or `num_generations_eval`."
+            )
+
+    def _check_checkpoints(self) -> None:
+        """A run resumed in the middle of a generation batch samples the batch anew."""
+        served = self.steps_per_generation * self.num_iterations
+        if self.save_strategy == "steps" and (self.save_steps * self.gradient_accumulation_steps) % served:
+            logger.warning(
+                "`save_steps` (%s) is no multiple of the steps one generation batch serves (%s): a resumed run will "
+                "differ from an uninterrupted one.",
+                self.save_steps,
+                -(-served // self.gradient_accumulation_steps),
             )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +19,7 @@ from grounded_rl.data.rows import Question, question_from_record
 from grounded_rl.environments.rewards import reward_value
 from grounded_rl.environments.search import SearchEnvironment
 from grounded_rl.errors import ConfigurationError, RetrievalError
+from grounded_rl.grounding import Diagnosis, diagnose
 from grounded_rl.retrieval.base import Retriever
 from grounded_rl.rollouts.io import save_rollouts
 from grounded_rl.rollouts.types import Rollout, StopReason
@@ -27,13 +31,26 @@ from grounded_rl.trainers.search_agent_config import SearchAgentConfig
 RewardFunction = Callable[..., list[float | None]]
 
 
-def environment_reward(scheme: str, tool_format: str) -> RewardFunction:
+def environment_reward(scheme: str, environment: SearchEnvironment) -> RewardFunction:
     """Reward function in TRL's form: exact match plus the format term, `None` for a failed rollout."""
+    options = {
+        "scheme": scheme,
+        "tool_format": environment.tool_format,
+        "opened_think": environment.opened_think,
+    }
 
     def search_reward(rollout: Sequence[Rollout], **_: Any) -> list[float | None]:
-        return [reward_value(each, scheme=scheme, tool_format=tool_format) for each in rollout]
+        return [reward_value(each, **options) for each in rollout]
 
     return search_reward
+
+
+def _check_type(dataset: Any, name: str) -> None:
+    if not isinstance(dataset, Dataset):
+        raise ConfigurationError(
+            f"`{name}` must be a `datasets.Dataset`: got a `{type(dataset).__name__}`. "
+            "Build one with `Dataset.from_list` or `load_dataset`, without streaming."
+        )
 
 
 def with_prompts(dataset: Dataset, environment: SearchEnvironment, name: str) -> Dataset:
@@ -41,12 +58,21 @@ def with_prompts(dataset: Dataset, environment: SearchEnvironment, name: str) ->
     The dataset with a `prompt` column of messages.
 
     Raises:
-        `ConfigurationError`: If a row lacks `question` or `answers` or has them in another form.
+        `ConfigurationError`: If a row lacks `question` or `answers` or has them in another form, or if two rows share
+            an `id`.
     """
 
+    identifiers = None
+    if "id" in dataset.column_names:
+        # A column that is mapped onto itself keeps its type, but ids are text whatever the file has.
+        identifiers = dataset["id"][:]
+        dataset = dataset.remove_columns("id")
+
     def add_prompt(row: dict[str, Any], index: int) -> dict[str, Any]:
+        # Without ids, those of different datasets must differ: what is known about a question is remembered by its id.
+        identifier = f"{name}-{index}" if identifiers is None or identifiers[index] is None else identifiers[index]
         try:
-            question = question_from_record({"id": index, **row})
+            question = question_from_record({**row, "id": identifier})
         except ConfigurationError as error:
             raise ConfigurationError(f"`{name}`, row {index}: {error}") from None
         return {
@@ -55,7 +81,14 @@ def with_prompts(dataset: Dataset, environment: SearchEnvironment, name: str) ->
             "answers": list(question.answers),
         }
 
-    return dataset.map(add_prompt, with_indices=True, desc=f"Writing prompts ({name})")
+    # Prompts follow from code that the dataset's cache does not know.
+    rows = dataset.map(add_prompt, with_indices=True, load_from_cache_file=False, desc=f"Writing prompts ({name})")
+    repeated = [identifier for identifier, count in Counter(rows["id"]).items() if count > 1]
+    if repeated:
+        raise ConfigurationError(
+            f"`id` must be unique in `{name}`: got {repeated[0]!r} more than once. Rename the rows or drop the column."
+        )
+    return rows
 
 
 class SearchAgentTrainer(RolloutGRPOTrainer):
@@ -86,8 +119,8 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             Passed on to [`~trl.GRPOTrainer`] (`callbacks`, `optimizers`, `peft_config`, …).
 
     Raises:
-        `ConfigurationError`: If the dataset lacks a column or is smaller than one generation batch, or if the tokenizer's
-            chat template cannot render tools.
+        `ConfigurationError`: If the dataset lacks a column or is smaller than one generation batch, if `args` is of
+            another method, or if the tokenizer's chat template cannot render tools.
     """
 
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "grounded-rl"]
@@ -107,6 +140,11 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
         **kwargs: Any,
     ) -> None:
         args = args or self.config_class(output_dir="search-agent")
+        if not isinstance(args, self.config_class):
+            raise ConfigurationError(
+                f"`args` must be a `{self.config_class.__name__}`: got a `{type(args).__name__}`. "
+                "Use the configuration of the trainer's method."
+            )
         tokenizer = processing_class or _load_tokenizer(model)
         self.environment = SearchEnvironment(
             tokenizer,
@@ -120,7 +158,7 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
         _check_size(train_dataset, args)
         super().__init__(
             model,
-            reward_funcs=reward_funcs or environment_reward(args.reward_format, args.tool_format),
+            reward_funcs=reward_funcs or environment_reward(args.reward_format, self.environment),
             args=args,
             train_dataset=with_prompts(train_dataset, self.environment, "train_dataset"),
             eval_dataset=None
@@ -129,6 +167,8 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             processing_class=tokenizer,
             **kwargs,
         )
+        self.end_turns_at(self.environment.end_token_ids)
+        self._has_log = False
         self.retriever = retriever
         self.sampler = RolloutSampler(
             self.environment,
@@ -154,11 +194,18 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
 
     def _check_failures(self, rollouts: list[Rollout]) -> None:
         failed = [rollout for rollout in rollouts if rollout.stop is StopReason.FAILED]
-        if len(failed) > self.args.rollout_max_failed_share * len(rollouts):
+        counts = torch.tensor([len(failed), len(rollouts)], device=self.accelerator.device)
+        num_failed, total = self.accelerator.gather(counts).view(-1, 2).sum(dim=0).tolist()
+        if num_failed > self.args.rollout_max_failed_share * total:
+            first = f"; the first: {failed[0].error}" if failed else ", none of them on this process"
             raise RetrievalError(
-                f"{len(failed)} of {len(rollouts)} rollouts failed, more than `rollout_max_failed_share` "
-                f"({self.args.rollout_max_failed_share}) allows; the first: {failed[0].error}. Check the search backend."
+                f"`rollout_max_failed_share` must not be exceeded: got {num_failed} failed of {total} rollouts where "
+                f"{self.args.rollout_max_failed_share} is allowed{first}. Check the search backend."
             )
+
+    def diagnose(self, rollout: Rollout) -> Diagnosis:
+        """Diagnosis of a rollout, for the log and for credit."""
+        return diagnose(rollout)
 
     def assign_credit(self, batch: GenerationBatch) -> None:
         """One advantage per rollout, the same at all its tokens."""
@@ -166,8 +213,9 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
         batch.advantages = advantages.unsqueeze(1).expand(batch.turn_ids.shape).clone()
 
     def rollout_advantages(self, batch: GenerationBatch) -> torch.Tensor:
-        """Group-relative advantage of every rollout, `(B,)`; logs the metrics every method shares."""
-        batch.metrics |= rollout_metrics(batch.rollouts)
+        """Group-relative advantage of every rollout, `(B,)`; diagnoses the rollouts and logs what methods share."""
+        batch.diagnoses = [self.diagnose(rollout) for rollout in batch.rollouts]
+        batch.metrics |= rollout_metrics(batch.rollouts, batch.diagnoses)
         has_variance = has_reward_variance(batch.rewards, batch.group_ids, batch.valid)
         batch.metrics["credit/zero_variance_groups"] = 1.0 - has_variance.float().mean().item()
         return group_advantages(
@@ -185,20 +233,54 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
         if groups == 0 or not self.is_world_process_zero() or not self.model.training:
             return
         last = len(batch.rollouts) if groups < 0 else groups * self.num_generations
-        scored = [
-            _with_advantages(rollout, advantages, self.state.global_step)
-            for rollout, advantages in zip(batch.rollouts[:last], batch.advantages[:last].tolist(), strict=True)
+        leaves_loss = torch.zeros_like(batch.valid) if batch.masked is None else batch.masked
+        records = [
+            _record(rollout, advantages if is_valid else None, is_masked, self.state.global_step)
+            for rollout, advantages, is_valid, is_masked in zip(
+                batch.rollouts[:last],
+                batch.advantages[:last].tolist(),
+                batch.valid[:last].tolist(),
+                leaves_loss[:last].tolist(),
+                strict=True,
+            )
         ]
-        save_rollouts(Path(self.args.output_dir) / "rollouts.jsonl", scored, append=True)
+        save_rollouts(self.open_log(), records, append=True)
+
+    def open_log(self) -> Path:
+        """File the rollouts are appended to; the first call drops what the run is about to write again."""
+        path = Path(self.args.output_dir) / "rollouts.jsonl"
+        if not self._has_log and path.is_file():
+            _drop_from(path, self.state.global_step)
+        self._has_log = True
+        return path
 
 
-def _with_advantages(rollout: Rollout, advantages: list[float], step: int) -> Rollout:
+def _drop_from(path: Path, step: int) -> None:
+    """Keep the records of earlier steps: none when a run starts, those before the checkpoint when it is resumed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with path.open(encoding="utf-8") as stream, temporary.open("w", encoding="utf-8") as kept:
+        for line in stream:
+            try:
+                record = json.loads(line)
+                is_earlier = record.get("step", record.get("extras", {}).get("step", step)) < step
+            except ValueError:
+                continue  # the last line of a killed run may be incomplete
+            if is_earlier:
+                kept.write(line)
+    temporary.replace(path)
+
+
+def _record(rollout: Rollout, advantages: list[float] | None, is_masked: bool, step: int) -> Rollout:
+    """Rollout with its token advantages: `None` where it was never scored, zero where it was taken out of the loss."""
+    extras = {**rollout.extras, "step": step, **({"masked": True} if is_masked else {})}
+    if advantages is None:
+        return replace(rollout, extras=extras)
     turns, position = [], 0
     for turn in rollout.turns:
-        values = tuple(round(value, 6) for value in advantages[position : position + len(turn.ids)])
-        turns.append(replace(turn, advantages=values))
+        values = advantages[position : position + len(turn.ids)]
+        turns.append(replace(turn, advantages=tuple(0.0 if is_masked else round(value, 6) for value in values)))
         position += len(turn.ids) + len(turn.observation_ids)
-    return replace(rollout, turns=tuple(turns), extras={**rollout.extras, "step": step})
+    return replace(rollout, turns=tuple(turns), extras=extras)
 
 
 def _load_tokenizer(model: str | PreTrainedModel) -> PreTrainedTokenizerBase:
@@ -215,6 +297,7 @@ def _load_tokenizer(model: str | PreTrainedModel) -> PreTrainedTokenizerBase:
 
 def _check_size(dataset: Dataset, args: SearchAgentConfig) -> None:
     """TRL drops an incomplete generation batch, so a smaller dataset would train no step and say nothing."""
+    _check_type(dataset, "train_dataset")
     needed = args.generation_batch_size // args.num_generations
     if len(dataset) < needed:
         raise ConfigurationError(

@@ -174,7 +174,7 @@ class WeightedTrainer(Trainer):
     """
     Next-token loss with a weight per token.
 
-    The sum is divided by a constant: dividing by the weights of the batch would favour the tokens of short rollouts, as
+    The sum is divided by a constant: dividing by the weights of the batch would favour short rollouts, as
     these fill batches of their own, and teach the policy to answer without searching.
     """
 

@@ -16,7 +16,6 @@ from grounded_rl.errors import ConfigurationError, RetrievalError
 from grounded_rl.retrieval import Passage, bm25
 from grounded_rl.retrieval.bm25 import BM25Retriever, build_bm25_index
 from grounded_rl.retrieval.corpus import id_sort_key
-from grounded_rl.retrieval.manifest import index_id
 from tests.retrieval import contract
 
 RELATIVE_TOLERANCE = 2e-6
@@ -348,43 +347,6 @@ def test_a_failing_library_is_a_retrieval_error(retriever, monkeypatch):
     monkeypatch.setattr(retriever, "_searcher", BrokenSearcher())
     with pytest.raises(RetrievalError, match="could not be searched: store is damaged$"):
         retriever.search(["Lima"], 1)
-
-
-def edited(tmp_path: Path, **changes) -> Path:
-    """An index whose manifest says something else, with a matching identity."""
-    open_index_of(tmp_path, contract.PASSAGES)
-    path = tmp_path / "index" / "manifest.json"
-    manifest = {**json.loads(path.read_text()), **changes}
-    manifest["index_id"] = index_id(manifest)
-    path.write_text(json.dumps(manifest))
-    return tmp_path / "index"
-
-
-def test_an_index_of_another_analysis_is_refused(tmp_path):
-    parameters = {"k1": 0.9, "b": 0.75, "searched": "text", "analysis": "whitespace"}
-    with pytest.raises(ConfigurationError, match="got another value of `k1`, `searched`, `query`, `analysis`"):
-        BM25Retriever.open(edited(tmp_path, parameters=parameters))
-
-
-def test_an_index_of_another_library_version_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"must be searched with tantivy 0\.1\.0, which built it"):
-        BM25Retriever.open(edited(tmp_path, library_version="0.1.0"))
-
-
-def test_an_index_with_another_number_of_passages_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"must hold 7 passages, as its manifest says: got \d+"):
-        BM25Retriever.open(edited(tmp_path, num_passages=7))
-
-
-def test_a_damaged_index_is_one_line(tmp_path):
-    index = edited(tmp_path)
-    path = index / "tantivy" / "meta.json"
-    path.write_text("?" * path.stat().st_size)
-    with pytest.raises(ConfigurationError, match=r"^[^\n]*must be an intact index[^\n]*$"):
-        BM25Retriever.open(index)
-
-
-# --- memory ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")

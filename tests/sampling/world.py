@@ -71,9 +71,14 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text.lower())) - COMMON_WORDS
 
 
+def capital(country: str) -> str:
+    """Capital of a country, the unknown one's included."""
+    return CAPITALS.get(country, UNKNOWN_CAPITAL)
+
+
 def question(country: str) -> Question:
     """Question for the capital of a country."""
-    return Question(f"q-{country}", f"What is the capital of {country}?", (CAPITALS.get(country, UNKNOWN_CAPITAL),))
+    return Question(f"q-{country}", f"What is the capital of {country}?", (capital(country),))
 
 
 def call(query: str) -> str:
@@ -91,22 +96,22 @@ NOTHING = "weather tomorrow"
 """A query that finds no passage."""
 
 SCRIPTS: dict[str, Callable[[str], list[str]]] = {
-    "A": lambda country: [call(f"capital of {country}"), answer(CAPITALS[country])],
+    "A": lambda country: [call(f"capital of {country}"), answer(capital(country))],
     "A_late": lambda country: [
         call(NOTHING),
         f"<think> again </think>\n{call(f'{country} capital')}",
         call(f"{country} city"),
-        answer(CAPITALS[country]),
+        answer(capital(country)),
     ],
-    "A_malformed": lambda country: [MALFORMED, call(f"capital of {country}"), answer(CAPITALS[country])],
+    "A_malformed": lambda country: [MALFORMED, call(f"capital of {country}"), answer(capital(country))],
     "B": lambda country: [call(f"capital of {country}"), call("Oslo or Cairo"), answer("Nowhere")],
     "C": lambda country: [call(NOTHING), answer("Nowhere")],
     "C_short": lambda country: [answer("Nowhere")],
-    "D": lambda country: [answer(CAPITALS.get(country, UNKNOWN_CAPITAL))],
-    "D_search": lambda country: [call(NOTHING), answer(CAPITALS.get(country, UNKNOWN_CAPITAL))],
+    "D": lambda country: [answer(capital(country))],
+    "D_search": lambda country: [call(NOTHING), answer(capital(country))],
     "none": lambda country: ["I do not know."],
 }
-"""Turns of a rollout by what it does; the first letter is its diagnosis."""
+"""Turns of a rollout by what it does; the first letter is its diagnosis for a country of the corpus."""
 
 
 def encode(tokenizer, text: str, *, end: bool = True) -> list[int]:

@@ -108,7 +108,7 @@ class Country:
     @property
     def in_text(self) -> str:
         """The name as it stands in the middle of a sentence."""
-        return f"the {self.name.removeprefix('The ')}" if self.code in WITH_ARTICLE else self.name
+        return f"the {self.name}" if self.code in WITH_ARTICLE else self.name
 
     @property
     def passage_id(self) -> str:
@@ -183,7 +183,7 @@ def load_facts() -> Facts:
     countries = {
         code: Country(
             code=code,
-            name=record["name"].strip(),
+            name=record["name"].strip().removeprefix("The "),
             continent=continents[record["continentcode"]],
             capital=record["capital"].strip() or None,
             currency=record["currencyname"].strip() or None,
