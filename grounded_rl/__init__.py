@@ -12,13 +12,30 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from grounded_rl.trainers import GCAConfig, GCATrainer, SearchAgentConfig, SearchAgentTrainer
+    from grounded_rl.trainers import (
+        GCAConfig,
+        GCATrainer,
+        SearchAgentConfig,
+        SearchAgentTrainer,
+        SIPOConfig,
+        SIPOTrainer,
+    )
 
-__all__ = ["GCAConfig", "GCATrainer", "SearchAgentConfig", "SearchAgentTrainer", "__version__"]
+__all__ = [
+    "GCAConfig",
+    "GCATrainer",
+    "SIPOConfig",
+    "SIPOTrainer",
+    "SearchAgentConfig",
+    "SearchAgentTrainer",
+    "__version__",
+]
 
 _HOMES = {
     "GCAConfig": "grounded_rl.trainers",
     "GCATrainer": "grounded_rl.trainers",
+    "SIPOConfig": "grounded_rl.trainers",
+    "SIPOTrainer": "grounded_rl.trainers",
     "SearchAgentConfig": "grounded_rl.trainers",
     "SearchAgentTrainer": "grounded_rl.trainers",
 }

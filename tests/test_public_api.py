@@ -14,7 +14,14 @@ import grounded_rl
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 STABLE = {
-    "grounded_rl": ["SearchAgentTrainer", "SearchAgentConfig", "GCATrainer", "GCAConfig"],
+    "grounded_rl": [
+        "SearchAgentTrainer",
+        "SearchAgentConfig",
+        "GCATrainer",
+        "GCAConfig",
+        "SIPOTrainer",
+        "SIPOConfig",
+    ],
     "grounded_rl.credit": [
         "group_advantages",
         "gca_token_advantages",
@@ -31,7 +38,7 @@ STABLE = {
     "grounded_rl.text": ["normalize_answer", "exact_match", "token_f1", "contains_alias"],
     "grounded_rl.grounding": ["diagnose", "segments"],
     "grounded_rl.retrieval": ["build_retriever", "Retriever", "Passage", "Hit"],
-    "grounded_rl.rollouts": ["load_rollouts", "save_rollouts"],
+    "grounded_rl.rollouts": ["load_rollouts", "save_rollouts", "load_trees", "save_trees"],
 }
 
 

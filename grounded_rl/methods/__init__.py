@@ -1,8 +1,8 @@
 """
 Training methods by the name recipes use.
 
-A method is a trainer and the configuration whose defaults make it that method. To add one: write its trainer and config in
-`grounded_rl.trainers`, add an entry here and a recipe under `recipes/`.
+A method is a trainer and the configuration whose defaults make it that method. To add one: write its trainer and
+config in `grounded_rl.trainers`, add an entry here and a recipe under `recipes/`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method("grpo", "GRPO on whole rollouts (Search-R1)", "SearchAgentTrainer", "SearchAgentConfig"),
             Method("gspo_token", "GSPO with one gradient per token", "SearchAgentTrainer", "GSPOTokenConfig"),
             Method("gca", "Grounded credit assignment", "GCATrainer", "GCAConfig"),
+            Method("at2po", "Trees of rollouts with turn-level policy optimisation", "SIPOTrainer", "AT2POConfig"),
+            Method("sipo", "AT²PO with values corrected for the selection of branches", "SIPOTrainer", "SIPOConfig"),
+            Method("gca_sipo", "Grounded credit assignment on SIPO's trees", "GCASIPOTrainer", "GCASIPOConfig"),
         )
     }
 )
