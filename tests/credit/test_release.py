@@ -16,6 +16,7 @@ from grounded_rl.credit import (
     ExpandedTrees,
     SIPOOptions,
     SlopeSums,
+    correlation_sums,
     fill_leaves,
     record_selections,
     selection_slope,
@@ -29,6 +30,7 @@ from tests.credit.tree_reference import (
     Batch,
     batch_of,
     grow,
+    reference_leaf_values,
     tree_batches,
     worked_tree,
 )
@@ -142,6 +144,19 @@ def test_switch_4_sets_of_the_final_population_are_whole_trees():
     one = sipo_credit(*first, None, options=options).slope_sums
     two = sipo_credit(joined, first[1].repeat(2), no_records(), None, options=options).slope_sums
     assert_equal(two.as_tensor(), 2 * one.as_tensor())
+
+
+@quick
+@given(tree_batches())
+def test_switch_4_matches_a_list_of_all_inner_nodes(batch: Batch):
+    values, inner = {}, [node for node in batch.nodes if node.children]
+    for tree in batch.trees:
+        values.update(reference_leaf_values(tree))
+    outcomes = [sum(values[leaf] for leaf in node.leaves()) / len(node.leaves()) for node in inner]
+    surprisals = [node.surprisal if node.parent else 0.0 for node in inner]
+    options = SIPOOptions(slope_population="final", slope_estimator="correlation")
+    sums = sipo_credit(batch.expanded, batch.rewards, batch.records, None, options=options).slope_sums
+    assert_equal(sums.as_tensor(), correlation_sums(double(surprisals), double(outcomes)).as_tensor())
 
 
 def test_switch_5_outcomes_over_the_final_leaves():

@@ -258,6 +258,12 @@ def test_ties_go_to_the_earlier_candidate():
     assert select_candidates(scores, 4).tolist() == [1, 3, 0, 2]
 
 
+def test_ties_of_large_sets_keep_their_order_too():
+    scores = torch.zeros(300, dtype=torch.float64)
+    assert candidate_ranks(scores).tolist() == list(range(1, 301))
+    assert select_candidates(scores, 300).tolist() == list(range(300))
+
+
 def test_ranks_restart_in_every_set_whatever_the_order_of_sets():
     scores, sets = double([0.1, 0.9, 0.3, 0.2, 0.8]), longs([7, 3, 7, 7, 3])
     assert candidate_ranks(scores, sets).tolist() == [3, 1, 1, 2, 2]

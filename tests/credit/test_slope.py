@@ -173,6 +173,7 @@ def test_an_estimate_needs_enough_candidates():
     sums = SlopeSums(numerator=-5.0, denominator=50.0, count=50.0)
     assert sums.estimate() == -0.1
     assert sums.estimate(0.7) == -0.1
+    assert SlopeSums(numerator=0.1, denominator=0.5, count=50.0).estimate() == 0.2
     few = replace(sums, count=49.0)
     assert few.estimate() is None
     assert few.estimate(0.7) == 0.7

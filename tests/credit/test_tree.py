@@ -83,8 +83,9 @@ def test_structure_matches_the_nodes(batch: Batch):
     ],
 )
 def test_parents_that_are_no_forest_are_refused(parents, message):
-    with pytest.raises(ValueError, match=message):
-        leaf_mask(parents)
+    for function in (leaf_mask, node_depths):
+        with pytest.raises(ValueError, match=message):
+            function(parents)
 
 
 def test_per_node_tensors_of_another_length_are_refused():
