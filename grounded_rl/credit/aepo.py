@@ -64,7 +64,7 @@ def entropy_weighted_advantages(
     scores = torch.zeros_like(entropy)
     chosen = entropy.detach()[sampled]
     # Equal entropies have a standard deviation of rounding size, which must not be divided by.
-    if chosen.numel() > 1 and chosen.max() > chosen.min():
+    if chosen.numel() and chosen.max() > chosen.min():
         scores[sampled] = (chosen - chosen.mean()) / chosen.std()
     return torch.where(sampled, advantages * (1 + weight * scores), 0.0)
 

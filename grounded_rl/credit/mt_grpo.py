@@ -70,8 +70,7 @@ def mt_grpo_advantages(
         check_rows(name, column, len(segment_ids))
     has_result = first_result_turn >= 0
     base = torch.where(has_result, outcome_advantages, combined_advantages)
-    # Where no result exists no token lies before it, and the unused turn advantage may be NaN.
-    extra = torch.where(has_result, coefficient * turn_advantages, 0.0)
+    # Where no result exists no turn lies before it, so that the turn advantage, which may be NaN there, is not read.
     early = segment_ids <= first_result_turn[:, None]
-    advantages = base[:, None] + torch.where(early, extra[:, None], 0.0)
+    advantages = base[:, None] + torch.where(early, coefficient * turn_advantages[:, None], 0.0)
     return torch.where(segment_ids >= 0, advantages, 0.0)

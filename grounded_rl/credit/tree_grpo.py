@@ -120,8 +120,6 @@ def tree_grpo_token_advantages(
     total = torch.zeros_like(token_rewards)
     for ids in (prompt_ids, tree_ids):
         columns = ids[:, None].expand(token_rewards.shape).reshape(-1)
-        flat = group_advantages(
-            token_rewards.reshape(-1), columns, singleton="raw", valid=sampled_mask.bool().reshape(-1)
-        )
+        flat = group_advantages(token_rewards.reshape(-1), columns, singleton="raw", valid=sampled_mask.reshape(-1))
         total = total + flat.reshape(token_rewards.shape)
     return total

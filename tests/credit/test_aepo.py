@@ -31,6 +31,9 @@ def test_uncertain_tokens_weigh_more():
     advantages, entropy, mask = double([[1.0, -2.0, 3.0]]), double([[0.0, 1.0, 2.0]]), torch.ones(1, 3)
     assert_equal(entropy_weighted_advantages(advantages, entropy, mask), [[0.8, -2.0, 3.6]])
     assert_equal(entropy_weighted_advantages(advantages, entropy, mask, weight=0.5), [[0.5, -2.0, 4.5]])
+    # (0, 1): mean .5, sample sd .707107: factors 1 -+ .141421.
+    two = entropy_weighted_advantages(double([[1.0, 1.0]]), double([[0.0, 1.0]]), torch.ones(1, 2))
+    assert_equal(two, [[1 - 0.1 * 2**0.5, 1 + 0.1 * 2**0.5]])
     # Twice the spread and a shift give the same factors.
     assert_equal(entropy_weighted_advantages(advantages, 2 * entropy + 3, mask), [[0.8, -2.0, 3.6]])
 

@@ -270,6 +270,14 @@ def test_the_rank_model_is_calibrated_on_data_that_follow_it():
     )
 
 
+def test_a_sample_without_pairs_has_no_estimates():
+    candidates, pairs = worked_sample()
+    none = PairSample(**{name: column[:0] for name, column in vars(pairs).items()})
+    for row in rank_calibration(candidates, none, num_resamples=3, generator=seeded()):
+        assert math.isnan(row.observed.estimate)
+        assert row.observed.num_entries == row.observed.num_trees == 0
+
+
 def test_calibration_input_that_does_not_fit_is_refused():
     candidates, pairs = worked_sample()
     with pytest.raises(ValueError, match="`outcomes` must have the shape of `scores`"):

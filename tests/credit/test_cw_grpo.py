@@ -45,6 +45,11 @@ def test_rounds_without_any_mark_share_evenly_unless_the_official_quirk_is_asked
     assert_equal(contribution_weights(marks, searched, without_marks="zero"), [[1 / 3, 1 / 3, 1 / 3]])
 
 
+def test_the_only_search_round_has_the_whole_share():
+    for gamma in (1.0, 10.0):
+        assert contribution_weights(torch.zeros(1, 2), torch.tensor([[1, 0]]), gamma=gamma).tolist() == [[1.0, 0.0]]
+
+
 def test_tiny_marks_are_divided_by_the_floor_in_the_official_quirk_only_below_it():
     shares = contribution_weights(double([[5e-7, 0.0]]), torch.ones(1, 2), gamma=10.0, without_marks="zero")
     assert_equal(shares, [[0.5, 0.0]])

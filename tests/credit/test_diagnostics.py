@@ -113,6 +113,12 @@ def test_intraclass_correlation_of_unequal_clusters():
     assert math.isclose(intraclass_correlation(double([0.0, 2.0, 4.0]), longs([0, 1, 1])), 4 / (6 + 2 / 3))
 
 
+def test_intraclass_correlation_of_three_clusters():
+    # Means 1, 3, 5, grand 3: MSB = 2 * (4 + 0 + 4) / 2 = 8; MSW = 6 * 1 / 3 = 2; m0 = 2: 6 / 10.
+    returns, clusters = double([0.0, 2.0, 2.0, 4.0, 4.0, 6.0]), longs([0, 0, 1, 1, 2, 2])
+    assert math.isclose(intraclass_correlation(returns, clusters), 0.6)
+
+
 def test_clusters_that_explain_all_or_nothing():
     assert math.isclose(intraclass_correlation(double([0.0, 0.0, 1.0, 1.0]), longs([0, 0, 1, 1])), 1.0)
     assert math.isclose(intraclass_correlation(double([0.0, 1.0, 0.0, 1.0]), longs([0, 0, 1, 1])), -1.0)

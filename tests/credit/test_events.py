@@ -79,10 +79,11 @@ def test_example_2_a_later_selection_of_a_fresh_branch_counts_except_in_the_rele
 
 def test_example_3_the_later_or_the_deeper_of_two_selections_on_the_path():
     # root - a(1) - b(2) - leaf 3; b selected in round 1, a in round 2.
-    found = events_of([-1, 0, 1, 2], [(1, 2), (2, 1)])
-    assert found["recent"] == {3: (1, 2)}
-    assert found["deepest"] == {3: (2, 1)}
-    assert found["release"] == {3: (2, 1)}
+    for selections in ([(1, 2), (2, 1)], [(2, 1), (1, 2)]):
+        found = events_of([-1, 0, 1, 2], selections)
+        assert found["recent"] == {3: (1, 2)}
+        assert found["deepest"] == {3: (2, 1)}
+        assert found["release"] == {3: (2, 1)}
 
 
 def test_example_4_a_selection_above_a_fresh_branch_that_it_contained():

@@ -84,6 +84,28 @@ def test_unknown_switch_values_are_refused(field: str):
         SIPOOptions(**{field: "maybe"})
 
 
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("ranked", ("chosen", "candidates")),
+        ("event_rule", ("recent", "deepest", "release")),
+        ("slope_estimator", ("regression", "correlation")),
+        ("slope_population", ("selection", "final")),
+        ("slope_leaves", ("selection", "final")),
+        ("slope_scope", ("batch", "worker")),
+        ("root_candidate", ("fallback_only", "always")),
+        ("reward", ("em", "em_format_penalty")),
+        ("score_spread", ("floor", "absolute")),
+        ("slope_rounds", ("all", "last")),
+        ("on_zero_variance", ("apply", "skip")),
+        ("child_weights", ("softmax", "proportional", "uniform", "leaf_count")),
+    ],
+)
+def test_every_documented_switch_value_is_accepted(field: str, values: tuple[str, ...]):
+    assert [getattr(SIPOOptions(**{field: value}), field) for value in values] == list(values)
+    assert getattr(SIPOOptions(), field) == values[0]
+
+
 def test_unknown_presets_are_refused():
     with pytest.raises(ValueError, match="`compat` must be one of 'paper', 'release': got 'official'"):
         sipo_options("official")

@@ -130,6 +130,8 @@ def test_the_floor_shrinks_the_weight_of_nearly_equal_scores():
     sums = selection_slope(double([1e-3, -1e-3]), double([1.0, -1.0]), epsilon=1e-2)
     # Z = +-1e-3 / 1e-2 = +-.1: numerator .2, denominator .02.
     assert_equal(double([sums.numerator, sums.denominator]), [0.2, 0.02])
+    # The default floor is 1e-6: +-1e-7 becomes +-.1.
+    assert_equal(double([selection_slope(double([1e-7, -1e-7]), double([1.0, -1.0])).denominator]), [0.02])
 
 
 @quick

@@ -122,6 +122,10 @@ def test_search_turn_rewards_of_a_four_turn_rollout():
     hits, formed = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[0, 1, 1, 0]])
     rewards = search_turn_rewards(hits, formed, torch.ones(1, 4), double([1.0]))
     assert_equal(rewards, [[-0.3, 0.2, -0.2, 1.0]])
+    assert_equal(search_turn_rewards(3 * hits, formed, torch.ones(1, 4), double([1.0])), rewards)
+    # A turn that does not exist is no search: the third turn pays for two.
+    gap = search_turn_rewards(hits, formed, torch.tensor([[1, 0, 1, 1]]), double([1.0]))
+    assert_equal(gap, [[-0.3, 0.0, -0.1, 1.0]])
 
 
 def test_a_rollout_of_one_turn_has_its_outcome_only():
@@ -246,6 +250,8 @@ def test_whitened_values_have_mean_zero_and_sample_variance_one():
     result = whitened(double([[1.0, 2.0, NAN], [3.0, NAN, NAN]]), mask)
     # (1, 2, 3): mean 2, sample variance 1 (+ 1e-8).
     assert_equal(result, [[-1 / (1 + 1e-8) ** 0.5, 0, 0], [1 / (1 + 1e-8) ** 0.5, 0, 0]])
+    # (0, 2): mean 1, sample variance 2.
+    assert_equal(whitened(double([[0.0, 2.0]]), torch.ones(1, 2))[0, 1], 1 / (2 + 1e-8) ** 0.5)
     assert whitened(double([[5.0, NAN]]), torch.tensor([[1, 0]])).tolist() == [[0.0, 0.0]]
     assert whitened(double([[NAN]]), torch.tensor([[0]])).tolist() == [[0.0]]
     with pytest.raises(ValueError, match="`mask` must have the shape of `values`"):
@@ -266,7 +272,7 @@ def test_gae_input_that_does_not_fit_is_refused():
 
 def test_the_stage_decides_what_is_rewarded():
     hits, matches = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1])
-    assert desa_rewards(hits, matches, stage="search").tolist() == [1, 0, 1]
+    assert desa_rewards(2 * hits, matches, stage="search").tolist() == [1, 0, 1]
     assert desa_rewards(hits, matches, stage="answer").tolist() == [0, 1, 1]
     charged = desa_rewards(hits, matches, stage="search", violations=torch.tensor([2, 1, 0]), penalty=0.25)
     assert charged.tolist() == [0.5, -0.25, 1.0]
