@@ -81,8 +81,15 @@ def with_prompts(dataset: Dataset, environment: SearchEnvironment, name: str) ->
             "answers": list(question.answers),
         }
 
-    # Prompts follow from code that the dataset's cache does not know.
-    rows = dataset.map(add_prompt, with_indices=True, load_from_cache_file=False, desc=f"Writing prompts ({name})")
+    rows = dataset.map(
+        add_prompt,
+        with_indices=True,
+        # A column that stays would cast what replaces it to its own type.
+        remove_columns=[column for column in ("prompt", "id", "answers") if column in dataset.column_names],
+        # Prompts follow from code that the dataset's cache does not know.
+        load_from_cache_file=False,
+        desc=f"Writing prompts ({name})",
+    )
     repeated = [identifier for identifier, count in Counter(rows["id"]).items() if count > 1]
     if repeated:
         raise ConfigurationError(

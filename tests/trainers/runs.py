@@ -8,13 +8,28 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from grounded_rl.environments.search import SearchEnvironment
 from grounded_rl.trainers import GCAConfig, GCATrainer, SearchAgentConfig, SearchAgentTrainer
-from tests.environments.tokenizers import qwen_tokenizer
-from tests.sampling.world import CAPITALS, Player, TinyRetriever, plan_of, question
+from tests.environments.tokenizers import QWEN_ADDED, qwen_tokenizer, trl_template
+from tests.sampling.world import CAPITALS, PASSAGES, SCRIPTS, Player, TinyRetriever, plan_of, question
 
-TOKENIZER = qwen_tokenizer()
+
+def trained_tokenizer(template: str = "qwen3_training") -> PreTrainedTokenizerFast:
+    """Qwen's tokenizer of the environments' tests with merges for this world, so that rows stay short."""
+    tokenizer = qwen_tokenizer()
+    environment = SearchEnvironment(tokenizer, prompt_style="plain")
+    texts = [environment.chat.prompt_text(environment.messages(question(country).question)) for country in CAPITALS]
+    texts += [turn for script in SCRIPTS.values() for country in CAPITALS for turn in script(country)]
+    texts += [f"Doc 1 (Title: {passage.title})\n{passage.text}" for passage in PASSAGES]
+    trained = tokenizer.train_new_from_iterator(texts, vocab_size=1000, show_progress=False)
+    trained.add_tokens(QWEN_ADDED, special_tokens=False)
+    trained.chat_template = trl_template(template)
+    return trained
+
+
+TOKENIZER = trained_tokenizer()
 ALL_TYPES = ("A_late", "B", "C", "D")
 """Scripts of a group that holds every diagnosis and in which the rewards differ."""
 

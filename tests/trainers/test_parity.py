@@ -10,9 +10,8 @@ from trl import GRPOConfig, GRPOTrainer
 from grounded_rl.environments.tools import SEARCH_TOOL
 from grounded_rl.environments.tools import search as announced
 from grounded_rl.trainers import SearchAgentTrainer
-from tests.environments.tokenizers import qwen_tokenizer
 from tests.sampling.world import Player, call, plan_of
-from tests.trainers.runs import base_options, losses, make_trainer, tiny_model
+from tests.trainers.runs import base_options, losses, make_trainer, tiny_model, trained_tokenizer
 
 PLAN = plan_of("A_late", "B", "C", "none")
 MAX_TURNS = 4
@@ -34,7 +33,7 @@ def trl_trainer(folder, dataset, observations, plan=PLAN, **options):
     search.__doc__ = announced.__doc__
     assert get_json_schema(search) == SEARCH_TOOL
     # TRL knows chat templates by their bytes; it replaces this one by the training form the other side uses.
-    tokenizer = qwen_tokenizer("qwen3")
+    tokenizer = trained_tokenizer("qwen3")
     trainer = GRPOTrainer(
         tiny_model(),
         reward_funcs=length_reward,

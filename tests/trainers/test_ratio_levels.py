@@ -123,7 +123,7 @@ def test_the_loss_equals_one_written_by_hand(prepare, level, options, by_hand):
     assert inputs.keys() == kept.keys()
     assert all(torch.equal(inputs[key], kept[key]) for key in kept)
     expected = loss_by_hand(trainer, inputs, level, **by_hand)
-    assert float(loss) == pytest.approx(float(expected), abs=1e-6, rel=1e-6)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6, rel=1e-6)
     mine, other = gradients(trainer, loss), gradients(trainer, expected)
     assert float((mine - other).abs().max()) < 1e-5 * float(other.abs().max())
 
@@ -132,7 +132,7 @@ def test_the_levels_differ_and_some_ratios_are_clipped(prepare):
     values = {}
     for level in ("token", "turn", "sequence_token"):
         trainer, inputs = prepare(level)
-        values[level] = float(trainer.compute_loss(trainer.model, inputs))
+        values[level] = trainer.compute_loss(trainer.model, inputs).item()
         if level == "token":
             mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
             with torch.no_grad():
@@ -148,7 +148,7 @@ def test_sequence_token_equals_trls_sequence_level_for_one_advantage_per_rollout
         trainer, inputs = prepare(level, loss_type="grpo")
         inputs["advantages"] = inputs["advantages"][:, :1].expand(inputs["advantages"].shape).clone()
         loss = trainer.compute_loss(trainer.model, inputs)
-        results.append((float(loss), gradients(trainer, loss)))
+        results.append((loss.item(), gradients(trainer, loss)))
     (first, mine), (second, other) = results
     assert first == pytest.approx(second, abs=1e-6)
     assert float((mine - other).abs().max()) < 1e-5 * float(other.abs().max())
@@ -169,7 +169,7 @@ def test_the_turn_level_without_an_old_policy_pass_is_on_policy(tmp_path):
     mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
     loss = trainer.compute_loss(trainer.model, inputs)
     # All ratios are one, so the loss is minus the mean advantage.
-    assert float(loss) == pytest.approx(-float(inputs["advantages"][mask].mean()), abs=1e-6)
+    assert loss.item() == pytest.approx(-float(inputs["advantages"][mask].mean()), abs=1e-6)
 
 
 def test_the_sequence_level_is_refused_where_advantages_differ_within_a_rollout(tmp_path):
