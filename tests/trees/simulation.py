@@ -23,7 +23,7 @@ RIGHT, WRONG = 10, 11
 OFFSET, UNIT = 1000, 100
 """Word of a search: its z in hundredths, shifted above the other ids."""
 
-NUM_STEPS, TREES_PER_STEP = 7, 40
+NUM_STEPS, TREES_PER_STEP = 6, 40
 
 
 def policy(association: float, seed: int):

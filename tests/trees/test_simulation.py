@@ -20,7 +20,7 @@ def contrasts_of(trees: list[RolloutTree]):
     return contrasts(run_forest(trees), num_resamples=400, generator=generator)
 
 
-@pytest.mark.parametrize("association", [-0.2, 0.2])
+@pytest.mark.parametrize("association", [-0.2, pytest.param(0.2, marks=pytest.mark.slow)])
 def test_selection_displaces_incumbents_and_the_correction_undoes_at_least_half_of_it(association):
     trees = after_the_first_step(play(association, weight=1.0))
     found = contrasts_of(trees)
@@ -47,9 +47,9 @@ def test_without_an_association_the_correction_changes_nothing_on_average():
     found = contrasts_of(trees)
     plain, trained = found["selected - fresh, without correction"], found["selected - fresh, as trained"]
     assert plain.low < 0.0 < plain.high
-    # The slope of a step has a standard error of 0.03, so that the mean of six corrections has one of 0.014; with the
-    # association above it was 0.4.
-    assert abs(trained.estimate - plain.estimate) < 0.042
+    # The slope of a step has a standard error of 0.03, so that the mean of five corrections has one of 0.015; with the
+    # association above the correction was 0.4.
+    assert abs(trained.estimate - plain.estimate) < 0.045
     used = [tree.extras["slope"] for tree in trees]
     assert max(map(abs, used)) < 0.12
 
