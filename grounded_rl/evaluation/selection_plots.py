@@ -23,8 +23,8 @@ RUN_COLORS = (SEGMENT_COLORS["v_search"], TYPE_COLORS["B"], TYPE_COLORS["A"], TY
 _SHORT = {
     "selected - fresh, as trained": "selected - fresh\nas trained",
     "fresh - fresh, as trained": "fresh - fresh\nas trained",
-    "selected - fresh, without correction": "selected - fresh\nwithout correction",
-    "fresh - fresh, without correction": "fresh - fresh\nwithout correction",
+    "selected - fresh, without correction": "selected - fresh\nuncorrected",
+    "fresh - fresh, without correction": "fresh - fresh\nuncorrected",
 }
 
 
