@@ -19,10 +19,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import maybe_gather_lm_head_ctx, shuffle_sequence_dict, split_tensor_dict
 
 from grounded_rl.environments.tools import SEARCH_TOOL, search
-from tests.environments.tokenizers import qwen_tokenizer
-from tests.trainers.runs import base_options, tiny_model
+from tests.trainers.runs import TOKENIZER, base_options, tiny_model
 
-TOKENIZER = qwen_tokenizer()
 PROMPTS = [[{"role": "user", "content": text}] for text in ("one?", "two?")]
 G = 4
 
