@@ -9,6 +9,7 @@ ORACLES ?= ../shared/oracles
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+TEST_STAMP := .venv/.installed-tests
 PATHS := grounded_rl tests recipes $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
@@ -26,18 +27,22 @@ $(STAMP): requirements/ci.txt setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	@touch $@
 
+$(TEST_STAMP): $(STAMP) requirements/retrieval.txt
+	$(BIN)/python -m pip install --quiet -r requirements/retrieval.txt
+	@touch $@
+
 install: $(STAMP) ## create .venv with the pinned requirements and this package (again only when they change)
 
 quickstart: $(STAMP) ## build the index, evaluate, train with GCA, evaluate again, write quickstart/report.md
 	$(BIN)/grounded-rl quickstart --out $(QUICKSTART_DIR) $(QUICKSTART_ARGS)
 
-test: $(STAMP) ## run the default tests: CPU, offline, minutes
+test: $(TEST_STAMP) ## run the default tests: CPU, offline, minutes
 	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
-test-slow: $(STAMP) ## run the slow tests only
+test-slow: $(TEST_STAMP) ## run the slow tests only
 	$(BIN)/python -m pytest -q -m slow $(PYTEST_ARGS)
 
-test-gpu: $(STAMP) ## run the tests that need a CUDA device
+test-gpu: $(TEST_STAMP) ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -q -m gpu $(PYTEST_ARGS)
 
 check: lint types imports test recipes ## everything a change must pass
@@ -50,7 +55,7 @@ lint: $(STAMP) ## check style, change nothing
 	$(BIN)/ruff check $(PATHS)
 	$(BIN)/ruff format --check $(PATHS)
 
-types: $(STAMP) ## check types of credit, rollouts, text and retrieval
+types: $(TEST_STAMP) ## check types of credit, rollouts, text and retrieval
 	$(BIN)/mypy
 
 imports: $(STAMP) ## check which package may import which

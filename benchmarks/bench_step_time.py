@@ -4,7 +4,7 @@ Step time of GRPO and GCA against TRL's own tool loop, on the same model, prompt
     python benchmarks/bench_step_time.py --out benchmarks/results/step_time.md
 
 Three trainers take turns: `GRPOTrainer` with `tools=[search]`, `SearchAgentTrainer` and `GCATrainer`. A step is one
-generation batch (8 questions x 8 rollouts over BM25 on the atlas) and the two updates it serves, so that TRL computes
+generation batch (4 questions x 8 rollouts over BM25 on the atlas) and the two updates it serves, so that TRL computes
 old log-probabilities itself. Generations are scripted demonstrations: every trainer reads, searches and trains on the
 same tokens. What they cost to sample is the same for all and reported apart.
 """
@@ -48,7 +48,7 @@ from grounded_rl.environments.tools import search as announced
 from grounded_rl.retrieval.bm25 import BM25Retriever, build_bm25_index
 from grounded_rl.trainers import GCAConfig, GCATrainer, SearchAgentConfig, SearchAgentTrainer
 
-QUESTIONS, ROLLOUTS, MAX_TURNS, OBSERVATION_TOKENS = 8, 8, 5, 1024
+QUESTIONS, ROLLOUTS, MAX_TURNS, OBSERVATION_TOKENS = 4, 8, 5, 1024
 NAMES = ("TRL, tools", "grpo", "gca")
 TARGETS = {"grpo": ("TRL, tools", 1.05), "gca": ("grpo", 1.03)}
 

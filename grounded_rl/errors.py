@@ -5,6 +5,11 @@ The exception tree. Every class is also a standard-library type, so that callers
     ├── ConfigurationError (ValueError)       a recipe, an argument or a file the user can correct
     ├── RolloutError (ValueError)             a rollout record that breaks an invariant
     ├── RetrievalError (RuntimeError)         a search that failed for infrastructural reasons
+    │   ├── BackendUnavailableError           no connection, or one that broke; another try may succeed
+    │   ├── BackendOverloadedError            the backend asked for fewer or later requests
+    │   ├── BackendTimeoutError               no answer in time
+    │   ├── BadResponseError                  an answer that cannot be trusted
+    │   └── IndexMismatchError                the index is not the one the run was started with
     └── MissingDependencyError (ImportError)  an optional package that is not installed
 
 `grounded_rl.credit` raises plain `ValueError` and `TypeError`. An infrastructural failure is never turned into an
@@ -31,6 +36,50 @@ class RolloutError(GroundedRLError, ValueError):
 
 class RetrievalError(GroundedRLError, RuntimeError):
     """A search that failed for infrastructural reasons; never shown to the policy, never scored."""
+
+    is_retryable = False
+    """Whether the same request may succeed later without anyone acting."""
+
+
+class BackendUnavailableError(RetrievalError):
+    """The backend could not be reached, or the connection broke before the whole answer was there."""
+
+    is_retryable = True
+
+
+class BackendOverloadedError(RetrievalError):
+    """
+    The backend refused work for now (HTTP 429 or 503, a full queue, a circuit breaker).
+
+    Args:
+        message (`str`):
+            What happened.
+        retry_after (`float`, *optional*):
+            Seconds the backend asked to wait.
+    """
+
+    is_retryable = True
+
+    def __init__(self, message: str, retry_after: float | None = None):
+        super().__init__(message, retry_after)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+class BackendTimeoutError(RetrievalError):
+    """The backend did not answer in time."""
+
+    is_retryable = True
+
+
+class BadResponseError(RetrievalError):
+    """The backend answered something that cannot be trusted: wrong shape, missing items, empty passages."""
+
+
+class IndexMismatchError(RetrievalError):
+    """The index behind the backend is missing, or not the one the run was started with."""
 
 
 class MissingDependencyError(GroundedRLError, ImportError):

@@ -58,3 +58,60 @@ class Retriever(Protocol):
             `RetrievalError`: If the search could not be carried out. Never for a query that finds nothing.
         """
         ...
+
+
+@runtime_checkable
+class RemoteRetriever(Retriever, Protocol):
+    """
+    A retriever whose index lives in another process.
+
+    Embedded indexes need neither method; `check_ready` and `close_retriever` accept both.
+    """
+
+    def ready(self, timeout: float = 5.0) -> None:
+        """
+        Return if a search would be answered now, by the index of `manifest`.
+
+        Args:
+            timeout (`float`, *optional*, defaults to `5.0`):
+                Seconds to wait for an answer; one try.
+
+        Raises:
+            `RetrievalError`: If not; `is_retryable` tells whether waiting may help.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release connections and threads; later calls have no effect."""
+        ...
+
+
+def check_ready(retriever: Retriever, timeout: float = 5.0) -> None:
+    """
+    Ask a retriever whether it would answer now; an embedded index always would.
+
+    Args:
+        retriever ([`Retriever`]):
+            Any retriever.
+        timeout (`float`, *optional*, defaults to `5.0`):
+            Seconds to wait for an answer.
+
+    Raises:
+        `RetrievalError`: If it would not.
+    """
+    ready = getattr(retriever, "ready", None)
+    if ready is not None:
+        ready(timeout)
+
+
+def close_retriever(retriever: Retriever) -> None:
+    """
+    Release what a retriever holds; an embedded index holds nothing that must be released.
+
+    Args:
+        retriever ([`Retriever`]):
+            Any retriever.
+    """
+    close = getattr(retriever, "close", None)
+    if close is not None:
+        close()

@@ -80,6 +80,8 @@ CHAT_TEMPLATE = """\
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Loss weights of the tokens of right and wrong answers.
+ANSWER_WEIGHTS = {True: 3.0, False: 0.3}
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
 
@@ -138,11 +140,21 @@ def tokenizer_texts(corpus: Path, questions: list[Question], seed: int) -> Itera
         yield "Doc 1 (Title: a)\nDoc 2 (Title: a)\nDoc 3 (Title: a)\nTools: search(query)\nsystem\nuser\nassistant\n"
 
 
-def example(rollout: Rollout, foreign_weight: float) -> dict[str, list]:
-    """Every token is learnt: sampled ones at full weight, those of prompt and observations at a smaller one."""
+def example(
+    rollout: Rollout, tokenizer: PreTrainedTokenizerFast, foreign_weight: float, weight_of_answer: dict[bool, float]
+) -> dict[str, list]:
+    """
+    Every token is learnt: sampled ones at full weight, those of prompt and observations at a smaller one.
+
+    What stands between the answer tags counts more where it is right: wrong answers are noise that can only be
+    learnt as noise, while the decision to give one is what the demonstrations are meant to show.
+    """
     weights = [foreign_weight] * len(rollout.prompt_ids) + [
         1.0 if sampled else foreign_weight for sampled in rollout.sampled_mask
     ]
+    answer = rollout.answer or ""
+    tail = len(tokenizer.encode(f" {answer} </answer>", add_special_tokens=False)) + 1
+    weights[-tail:] = [weight_of_answer[answer in rollout.answers]] * tail
     return {"input_ids": [*rollout.prompt_ids, *rollout.completion_ids], "weights": weights}
 
 
@@ -197,13 +209,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write the policy to")
     parser.add_argument("--seed", type=int, default=0, help="seed of demonstrations and training")
     parser.add_argument("--start-from", type=Path, help="continue from a policy this script wrote")
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--save-steps", type=int, default=10_000, help="steps between checkpoints")
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--max-tokens", type=int, default=420, help="longer demonstrations are left out")
+    parser.add_argument("--max-tokens", type=int, default=480, help="longer demonstrations are left out")
     parser.add_argument("--vocab-size", type=int, default=2048)
-    parser.add_argument("--foreign-weight", type=float, default=0.5, help="loss weight of prompt and observations")
+    parser.add_argument("--foreign-weight", type=float, default=0.3, help="loss weight of prompt and observations")
     options = parser.parse_args()
 
     set_seed(options.seed)
@@ -218,7 +230,7 @@ def main() -> None:
             texts = tokenizer_texts(world / "corpus.jsonl", questions, options.seed)
             tokenizer = make_tokenizer(texts, options.vocab_size)
         rollouts = demonstrations(questions, tokenizer, world / "index", MistakeRates(), options.seed)
-        examples = [example(rollout, options.foreign_weight) for rollout in rollouts]
+        examples = [example(rollout, tokenizer, options.foreign_weight, ANSWER_WEIGHTS) for rollout in rollouts]
         examples = [row for row in examples if len(row["input_ids"]) <= options.max_tokens]
         examples = in_batches_of_like_length(examples, options.batch_size, options.seed)
         train(options, tokenizer, examples)

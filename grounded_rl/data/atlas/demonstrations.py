@@ -130,8 +130,12 @@ class Demonstrator:
                 return _thought(f"{entity.name} has {entity.population:,} inhabitants.")
             return _thought(f"{entity.name} is in {self.facts.countries[entity.country].in_text}.")
         if question.kind == "neighbour_capital" and hop == 2:
-            return _thought(f"{entity.name} borders only {self.facts.countries[entity.neighbours[0]].in_text}.")
-        return ""
+            return _thought(f"It borders only {self.facts.countries[entity.neighbours[0]].in_text}.")
+        if question.kind == "city_currency":
+            return _thought(f"Its currency is the {entity.currency}.")
+        if question.kind == "city_continent":
+            return _thought(f"{entity.name} is a country in {entity.continent}.")
+        return _thought(f"The capital of {entity.in_text} is {entity.capital}.")
 
     def _from_memory(self, question: Question, entities: list[City | Country]) -> str:
         return question.answers[0] if self._happens(self.rates.lucky_memory) else self._guess(question, entities)
