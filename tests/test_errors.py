@@ -9,8 +9,13 @@ import pytest
 
 from grounded_rl import errors
 from grounded_rl.errors import (
+    BackendOverloadedError,
+    BackendTimeoutError,
+    BackendUnavailableError,
+    BadResponseError,
     ConfigurationError,
     GroundedRLError,
+    IndexMismatchError,
     MissingDependencyError,
     RetrievalError,
     RolloutError,
@@ -20,6 +25,11 @@ PARENTS = {
     ConfigurationError: ValueError,
     RolloutError: ValueError,
     RetrievalError: RuntimeError,
+    BackendUnavailableError: RetrievalError,
+    BackendOverloadedError: RetrievalError,
+    BackendTimeoutError: RetrievalError,
+    BadResponseError: RetrievalError,
+    IndexMismatchError: RetrievalError,
     MissingDependencyError: ImportError,
 }
 CLASSES = [value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__]
@@ -47,3 +57,13 @@ def test_an_error_survives_the_way_between_processes(kind):
 def test_the_module_draws_every_class_with_its_standard_type(kind):
     drawn = kind.__name__ + (f" ({PARENTS[kind].__name__})" if kind in PARENTS else "")
     assert drawn in errors.__doc__
+
+
+def test_waiting_is_worth_it_only_for_what_may_pass_by_itself():
+    retryable = {kind for kind in CLASSES if getattr(kind, "is_retryable", False)}
+    assert retryable == {BackendUnavailableError, BackendOverloadedError, BackendTimeoutError}
+
+
+def test_what_an_overloaded_backend_asked_for_survives_the_way_between_processes():
+    error = pickle.loads(pickle.dumps(BackendOverloadedError("full", retry_after=2.5)))
+    assert (str(error), error.retry_after) == ("full", 2.5)
