@@ -5,11 +5,11 @@ The exception tree. Every class is also a standard-library type, so that callers
     ├── ConfigurationError (ValueError)       a recipe, an argument or a file the user can correct
     ├── RolloutError (ValueError)             a rollout record that breaks an invariant
     ├── RetrievalError (RuntimeError)         a search that failed for infrastructural reasons
-    │   ├── BackendUnavailableError           no connection, or one that broke; another try may succeed
-    │   ├── BackendOverloadedError            the backend asked for fewer or later requests
-    │   ├── BackendTimeoutError               no answer in time
-    │   ├── BadResponseError                  an answer that cannot be trusted
-    │   └── IndexMismatchError                the index is not the one the run was started with
+    │   ├── BackendUnavailableError (RetrievalError)  no connection, or one that broke; another try may succeed
+    │   ├── BackendOverloadedError (RetrievalError)   the backend asked for fewer or later requests
+    │   ├── BackendTimeoutError (RetrievalError)      no answer in time
+    │   ├── BadResponseError (RetrievalError)         an answer that cannot be trusted
+    │   └── IndexMismatchError (RetrievalError)       the index is not the one the run was started with
     └── MissingDependencyError (ImportError)  an optional package that is not installed
 
 `grounded_rl.credit` raises plain `ValueError` and `TypeError`. An infrastructural failure is never turned into an
