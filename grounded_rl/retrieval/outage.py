@@ -1,0 +1,119 @@
+"""Waits for a backend that is away, so that a run survives its restart."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from grounded_rl.errors import ConfigurationError, RetrievalError
+from grounded_rl.retrieval.base import Hit, Retriever, check_ready
+from grounded_rl.retrieval.stats import SearchStats
+from grounded_rl.retrieval.wrapper import RetrieverWrapper
+
+logger = logging.getLogger(__name__)
+
+FIRST_REMINDER_S = 60.0
+"""Time after the first message of an outage at which the next one comes; each further pause is twice as long."""
+
+
+class PatientRetriever(RetrieverWrapper):
+    """
+    Holds a search back while the backend is away, and repeats it when it is there again.
+
+    Meant as the outermost wrapper of a training run: whoever searches sees either the true result, late, or an error
+    after which nothing but stopping is left. Nothing that was generated is lost to an outage shorter than `patience`.
+
+    Args:
+        inner ([`Retriever`]):
+            Retriever whose backend may go away.
+        patience (`float`, *optional*, defaults to `600.0`):
+            Seconds one search may wait in all, from its first failure.
+        cap (`float`, *optional*, defaults to `15.0`):
+            Longest pause between two questions whether the backend is there.
+        stats ([`SearchStats`], *optional*):
+            Counters to add to.
+        rng (`random.Random`, *optional*):
+            Source of the pauses; one seeded by the system by default.
+        sleep (`Callable[[float], None]`, *optional*, defaults to `time.sleep`):
+            Waits.
+        clock (`Callable[[], float]`, *optional*, defaults to `time.monotonic`):
+            Tells the time in seconds.
+
+    Raises:
+        `ConfigurationError`: If `patience` is negative.
+    """
+
+    def __init__(
+        self,
+        inner: Retriever,
+        *,
+        patience: float = 600.0,
+        cap: float = 15.0,
+        stats: SearchStats | None = None,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__(inner)
+        if not patience >= 0:
+            raise ConfigurationError(f"`patience` must be at least 0 seconds: got {patience}. Raise it.")
+        self._patience = patience
+        self._cap = cap
+        self._stats = SearchStats() if stats is None else stats
+        self._rng = random.Random() if rng is None else rng
+        self._sleep = sleep
+        self._clock = clock
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """The best passages for every query, if need be after the backend came back."""
+        try:
+            return self.inner.search(queries, k)
+        except RetrievalError as error:
+            if not error.is_retryable or self._patience == 0:
+                raise
+            failure = error
+        begin = self._clock()
+        self._stats.add(outages=1)
+        try:
+            return self._wait_and_search(queries, k, failure, begin)
+        finally:
+            self._stats.add(outage_s=self._clock() - begin)
+
+    def _wait_and_search(
+        self, queries: Sequence[str], k: int, failure: RetrievalError, begin: float
+    ) -> list[list[Hit]]:
+        reminder = FIRST_REMINDER_S
+        logger.warning(
+            "The search backend does not answer (%s). Waiting up to %.0f s; nothing that was generated is lost.",
+            failure,
+            self._patience,
+        )
+        for tries in range(1, 10**9):
+            waited = self._clock() - begin
+            if waited >= self._patience:
+                break
+            self._sleep(min(self._pause(failure, tries), self._patience - waited))
+            try:
+                check_ready(self.inner)
+                found = self.inner.search(queries, k)
+            except RetrievalError as error:
+                if not error.is_retryable:
+                    raise
+                failure = error
+            else:
+                logger.warning("The search backend answered again after %.0f s.", self._clock() - begin)
+                return found
+            waited = self._clock() - begin
+            if waited >= reminder:
+                logger.warning("Still waiting for the search backend after %.0f s (%s).", waited, failure)
+                reminder = 2 * waited
+        raise type(failure)(
+            f"The search backend did not come back within `retrieval_patience`, {self._patience:g} s; last: {failure}"
+        ) from failure
+
+    def _pause(self, failure: RetrievalError, tries: int) -> float:
+        """Seconds until the backend is asked again."""
+        longest = min(self._cap, 0.25 * 2.0 ** min(tries, 60))
+        return self._rng.uniform(longest / 2, longest) + max(0.0, getattr(failure, "retry_after", None) or 0.0)
