@@ -60,7 +60,7 @@ class Connection:
         self._client: httpx.Client = httpx.Client(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             limits=httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=_KEEPALIVE_S),
-            trust_env=not _is_loopback(httpx.URL(self.url).host),  # a proxy cannot reach our own loopback
+            trust_env=not is_loopback(httpx.URL(self.url).host),  # a proxy cannot reach our own loopback
             verify=_tls_context(ca_certs) if ca_certs else True,
         )
 
@@ -225,8 +225,17 @@ def _server_address(url: str) -> str:
     return str(parsed).rstrip("/").removesuffix(RETRIEVE_PATH).rstrip("/")
 
 
-def _is_loopback(host: str) -> bool:
-    """Whether a host is this machine by its loopback interface."""
+def is_loopback(host: str) -> bool:
+    """
+    Whether a host is this machine by its loopback interface.
+
+    Args:
+        host (`str`):
+            Name or address, without a port.
+
+    Returns:
+        `bool`: `False` for any name but `localhost` and names below it.
+    """
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
