@@ -21,7 +21,17 @@ from grounded_rl.errors import ConfigurationError, GroundedRLError
 
 __all__ = ["COMMANDS", "build_parser", "main"]
 
-COMMANDS: tuple[str, ...] = ("quickstart", "train", "evaluate", "data", "index", "search", "inspect", "report")
+COMMANDS: tuple[str, ...] = (
+    "quickstart",
+    "train",
+    "evaluate",
+    "data",
+    "index",
+    "search",
+    "serve",
+    "inspect",
+    "report",
+)
 """Names of the subcommands, in the order of `--help`."""
 
 EXIT_USER_ERROR = 2
