@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grounded_rl.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from grounded_rl.retrieval import Retriever
     from grounded_rl.rollouts import Rollout
 
 _EPILOG = """\
@@ -31,7 +33,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--model", required=True, help="folder, name on the Hub, or `atlas-policy`")
     parser.add_argument("--questions", type=Path, required=True, metavar="FILE", help="JSON Lines file of questions")
-    parser.add_argument("--index", type=Path, required=True, metavar="DIR", help="index to search")
+    parser.add_argument(
+        "--index", required=True, metavar="WHERE", help="index to search: its folder, or the URL of a server"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for rollouts.jsonl")
     parser.add_argument("--limit", type=int, metavar="N", help="use only the first questions")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="rollouts per question (default: 1)")
@@ -51,6 +55,21 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--top-k", type=int, default=3, metavar="N", help="passages per search (default: 3)")
     parser.add_argument(
         "--observation-tokens", type=int, default=1024, metavar="N", help="tokens per observation (default: 1024)"
+    )
+    parser.add_argument(
+        "--retrieval-patience", type=float, default=600.0, metavar="S", help="wait for a lost backend (default: 600)"
+    )
+    parser.add_argument(
+        "--retrieval-attempts", type=int, default=4, metavar="N", help="tries of a request (default: 4)"
+    )
+    parser.add_argument(
+        "--retrieval-timeout", type=float, default=120.0, metavar="S", help="no new try after this (default: 120)"
+    )
+    parser.add_argument(
+        "--retrieval-max-in-flight", type=int, default=256, metavar="N", help="queries sent at once (default: 256)"
+    )
+    parser.add_argument(
+        "--retrieval-cache", default="memory", metavar="WHERE", help="`off`, `memory` or a file (default: memory)"
     )
     parser.set_defaults(run=_run)
 
@@ -84,11 +103,16 @@ ROLLOUT_OPTIONS: dict[str, Any] = {
     "max_completion_tokens": 7168,
     "top_k": 3,
     "observation_tokens": 1024,
+    "retrieval_patience": 600.0,
+    "retrieval_attempts": 4,
+    "retrieval_timeout": 120.0,
+    "retrieval_max_in_flight": 256,
+    "retrieval_cache": "memory",
 }
 """Options of an evaluation and their defaults."""
 
 
-def evaluate_model(model: str, questions: list, index: Path, path: Path, **options: Any) -> list[Rollout]:
+def evaluate_model(model: str, questions: list, index: str | Path, path: Path, **options: Any) -> list[Rollout]:
     """
     Roll out a model on questions with a progress bar.
 
@@ -97,8 +121,8 @@ def evaluate_model(model: str, questions: list, index: Path, path: Path, **optio
             As for [`~cli.models.resolve_model`].
         questions (`list[Question]`):
             Questions to answer.
-        index (`Path`):
-            Index to search.
+        index (`str` or `Path`):
+            Index to search: its folder, or the URL of a retrieval server.
         path (`Path`):
             File the rollouts are written to.
         **options:
@@ -106,6 +130,11 @@ def evaluate_model(model: str, questions: list, index: Path, path: Path, **optio
 
     Returns:
         `list[Rollout]`: The rollouts, in the order of the questions.
+
+    Raises:
+        `ConfigurationError`: If the model, the index or an option cannot be used.
+        `RetrievalError`: If a search failed for good. What was finished before is in the file, and the next call goes
+            on from there.
     """
     import torch
     from tqdm.auto import tqdm
@@ -114,7 +143,7 @@ def evaluate_model(model: str, questions: list, index: Path, path: Path, **optio
     from grounded_rl.cli.models import resolve_model
     from grounded_rl.environments.search import SearchEnvironment
     from grounded_rl.evaluation.evaluator import evaluate_policy
-    from grounded_rl.retrieval import build_retriever
+    from grounded_rl.retrieval.base import close_retriever
     from grounded_rl.sampling import RolloutSampler
     from grounded_rl.sampling.transformers_engine import TransformersEngine
 
@@ -144,10 +173,22 @@ def evaluate_model(model: str, questions: list, index: Path, path: Path, **optio
         batch_size=chosen["batch_size"],
         seed=chosen["seed"],
     )
-    sampler = RolloutSampler(
-        environment, build_retriever(index), max_completion_tokens=chosen["max_completion_tokens"]
-    )
-    with tqdm(total=len(questions), unit="question", desc=f"Evaluating {Path(model).name}") as bar:
-        return evaluate_policy(
-            engine, sampler, questions, samples=chosen["samples"], path=path, on_progress=bar.update
-        )
+    retriever = _retriever(index, chosen)
+    sampler = RolloutSampler(environment, retriever, max_completion_tokens=chosen["max_completion_tokens"])
+    try:
+        with tqdm(total=len(questions), unit="question", desc=f"Evaluating {Path(model).name}") as bar:
+            return evaluate_policy(
+                engine, sampler, questions, samples=chosen["samples"], path=path, on_progress=bar.update
+            )
+    finally:
+        close_retriever(retriever)
+
+
+def _retriever(index: str | Path, chosen: Mapping[str, Any]) -> Retriever:
+    """The index with what the options put around it."""
+    from grounded_rl.retrieval import build_retriever
+    from grounded_rl.retrieval.compose import RetrievalSettings, compose_retriever
+
+    names = ("attempts", "timeout", "max_in_flight", "cache", "patience")
+    settings = RetrievalSettings(**{name: chosen[f"retrieval_{name}"] for name in names})
+    return compose_retriever(build_retriever(index), settings)

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from grounded_rl.errors import ConfigurationError
+from grounded_rl.errors import ConfigurationError, RetrievalError
 
 if TYPE_CHECKING:
     from grounded_rl.trainers import SearchAgentConfig, SearchAgentTrainer
@@ -33,14 +33,14 @@ class TrainArguments:
         train_file (`str`):
             JSON Lines file with `question` and `answers` (or `golden_answers`).
         retrieval_index (`str`):
-            Folder of the index to search.
+            Index to search: its folder, or the URL of a retrieval server (several, separated by commas).
         train_limit (`int`, *optional*):
             Use only the first questions of the file.
     """
 
     method: str = field(metadata={"help": "Method to train with."})
     train_file: str = field(metadata={"help": "JSON Lines file of questions."})
-    retrieval_index: str = field(metadata={"help": "Folder of the index to search."})
+    retrieval_index: str = field(metadata={"help": "Folder of the index to search, or URL of a retrieval server."})
     train_limit: int | None = field(default=None, metadata={"help": "Use only the first questions of the file."})
 
 
@@ -58,12 +58,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from grounded_rl.cli import EXIT_USER_ERROR
     from grounded_rl.cli.recipes import parse_recipe, recipe_dataclasses
+    from grounded_rl.retrieval.base import close_retriever
 
     types = recipe_dataclasses(arguments.config, arguments.overrides)
     train_arguments, config, model_config = parse_recipe(arguments.config, arguments.overrides, types)
     trainer = build_trainer(train_arguments, config, model_config)
-    train(trainer)
+    try:
+        train(trainer)
+    except RetrievalError:
+        # All processes stop together; one of them says why.
+        if trainer.accelerator.is_main_process:
+            raise
+        return EXIT_USER_ERROR
+    finally:
+        close_retriever(trainer.retriever)
     if trainer.accelerator.is_main_process:
         print(f"wrote the policy and its log to {config.output_dir}")
     return 0

@@ -147,7 +147,7 @@ class CachedRetriever(RetrieverWrapper):
         results = self.inner.search(list(missing.values()), k)
         if len(results) != len(missing):
             raise BadResponseError(
-                f"The search backend answered {len(results)} of {len(missing)} queries: which of them is not known."
+                f"The search backend answered {len(results)} of {len(missing)} queries, without saying which."
             )
         return {key: tuple(hits) for key, hits in zip(missing, results, strict=True)}
 

@@ -9,12 +9,24 @@ from dataclasses import dataclass, field, replace
 from grounded_rl.data.rows import Question
 from grounded_rl.environments.parsing import TurnReading
 from grounded_rl.environments.search import SearchEnvironment
-from grounded_rl.errors import ConfigurationError, RetrievalError
+from grounded_rl.errors import BadResponseError, ConfigurationError, RetrievalError
 from grounded_rl.retrieval.base import Hit, Retriever
 from grounded_rl.rollouts.types import Call, CallStatus, FinishReason, Rollout, StopReason, Turn, TurnKind
 from grounded_rl.sampling.engine import Completion, Engine
 
 logger = logging.getLogger(__name__)
+
+
+def raise_failure(failure: RetrievalError | None) -> None:
+    """
+    What a single process does at the end of a run: raise its failure, if it had one.
+
+    Args:
+        failure (`RetrievalError`, *optional*):
+            The failure that ended the run.
+    """
+    if failure is not None:
+        raise failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,9 @@ class RolloutSampler:
         is_anyone_active (`Callable[[bool], bool]`, *optional*, defaults to `bool`):
             Tells whether any process still has active rollouts, given whether this one has. The engine is called, with
             no contexts if need be, until none has; collective engines need this.
+        share_failure (`Callable[[RetrievalError | None], None]`, *optional*):
+            Called once at the end of every run with what stopped this process, if anything did; raises where any
+            process was stopped, so that none waits for another that is gone.
     """
 
     environment: SearchEnvironment
@@ -86,6 +101,7 @@ class RolloutSampler:
     max_completion_tokens: int = 7168
     on_search_failure: str = "raise"
     is_anyone_active: Callable[[bool], bool] = bool
+    share_failure: Callable[[RetrievalError | None], None] = raise_failure
 
     def __post_init__(self):
         if self.on_search_failure not in ("raise", "mask"):
@@ -156,12 +172,19 @@ class RolloutSampler:
         """
         numbers = range(len(episodes)) if numbers is None else numbers
         active = list(range(len(episodes)))
+        failure: RetrievalError | None = None
         while self.is_anyone_active(bool(active)):
             completions = engine.generate([episodes[i].context for i in active], [numbers[i] for i in active])
-            self._advance([episodes[i] for i in active], completions)
+            try:
+                self._advance([episodes[i] for i in active], completions)
+            except RetrievalError as error:
+                # Others may need this process in their collective calls: it goes on, empty-handed, until all end.
+                failure, active = error, []
+                continue
             active = [i for i in active if episodes[i].stop is None]
             if on_turn is not None:
                 on_turn(len(episodes) - len(active), len(episodes))
+        self.share_failure(failure)
 
     def _advance(self, episodes: list[Episode], completions: list[Completion]) -> None:
         readings = [self._read(episode, completion) for episode, completion in zip(episodes, completions, strict=True)]
@@ -227,7 +250,12 @@ class RolloutSampler:
             return {}
         top_k = self.environment.top_k
         try:
-            return dict(zip(distinct, self.retriever.search(distinct, top_k), strict=True))
+            results = self.retriever.search(distinct, top_k)
+            if len(results) != len(distinct):
+                raise BadResponseError(
+                    f"The search backend answered {len(results)} of {len(distinct)} queries, without saying which."
+                )
+            return dict(zip(distinct, results, strict=True))
         except RetrievalError:
             if self.on_search_failure == "raise":
                 raise

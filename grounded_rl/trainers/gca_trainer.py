@@ -121,12 +121,16 @@ class GCATrainer(SearchAgentTrainer):
         parts = [slice(start, start + size) for start in range(0, len(batch.rollouts), size)]
         groups = [Group(tuple(batch.rollouts[part])) for part in parts]
         diagnoses = [batch.diagnoses[part] for part in parts]
+        values: list[bool] = []
+        failure: RetrievalError | None = None
         try:
             values = self.retrievability(groups, diagnoses)
-        except RetrievalError:
-            if self.args.retrieval_on_failure == "raise":
-                raise
-            values = [self._is_retrievable(*pair) for pair in zip(groups, diagnoses, strict=True)]
+        except RetrievalError as error:
+            if self.masks_failures:
+                values = [self._is_retrievable(*pair) for pair in zip(groups, diagnoses, strict=True)]
+            else:
+                failure = error
+        self.raise_together(failure)
         return torch.tensor(values, device=batch.group_ids.device)[batch.group_ids]
 
     def _is_retrievable(self, group: Group, diagnoses: list[Diagnosis]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -52,8 +53,21 @@ class SearchAgentConfig(GRPOConfig):
 
         retrieval_top_k (`int`, *optional*, defaults to `3`):
             Passages per search.
-        retrieval_on_failure (`str`, *optional*, defaults to `"raise"`):
-            What a failed search does: `"raise"` stops the run, `"mask"` takes the rollout out of statistics and loss.
+        retrieval_on_failure (`str`, *optional*, defaults to `"abort_step"`):
+            What a search does that still fails after all attempts. `"abort_step"` waits for the backend, keeping what
+            was generated, and stops the run with a checkpoint if it does not come back; `"mask"` takes the rollout out
+            of statistics and loss. Evaluation never masks.
+        retrieval_patience (`float`, *optional*, defaults to `600.0`):
+            Seconds a search waits for a backend that is away. `0` does not wait.
+        retrieval_attempts (`int`, *optional*, defaults to `4`):
+            Tries of a request, with random pauses between them, before the backend counts as away.
+        retrieval_timeout (`float`, *optional*, defaults to `120.0`):
+            Seconds after which a request is not tried again.
+        retrieval_max_in_flight (`int`, *optional*, defaults to `256`):
+            Queries a process sends at once; more are sent in parts.
+        retrieval_cache (`bool` or `str`, *optional*, defaults to `"memory"`):
+            Where results are remembered: `"off"`, `"memory"`, or the path of a file that runs may share. A result is
+            only used again for the same index, query and number of passages.
 
         > Parameters that control reward and credit
 
@@ -88,8 +102,26 @@ class SearchAgentConfig(GRPOConfig):
     tool_format: str = field(default="qwen", metadata={"help": "How the policy writes calls."})
     retrieval_top_k: int = field(default=3, metadata={"help": "Passages per search."})
     retrieval_on_failure: str = field(
-        default="raise",
-        metadata={"help": "What a failed search does: 'raise' stops the run, 'mask' drops the rollout."},
+        default="abort_step",
+        metadata={
+            "help": "What a failed search does: 'abort_step' waits for the backend and stops the run with a "
+            "checkpoint if it does not come back, 'mask' drops the rollout."
+        },
+    )
+    retrieval_patience: float = field(
+        default=600.0, metadata={"help": "Seconds a search waits for a backend that is away; 0 does not wait."}
+    )
+    retrieval_attempts: int = field(
+        default=4, metadata={"help": "Tries of a request before the backend counts as away."}
+    )
+    retrieval_timeout: float = field(
+        default=120.0, metadata={"help": "Seconds after which a request is not tried again."}
+    )
+    retrieval_max_in_flight: int = field(
+        default=256, metadata={"help": "Queries a process sends at once; more are sent in parts."}
+    )
+    retrieval_cache: bool | str = field(
+        default="memory", metadata={"help": "Where results are remembered: 'off', 'memory' or the path of a file."}
     )
     reward_format: str = field(
         default="search_r1_v03", metadata={"help": "Format term of the built-in reward: 'search_r1_v03' or 'none'."}
@@ -107,6 +139,9 @@ class SearchAgentConfig(GRPOConfig):
     lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "Learning-rate schedule."})
 
     def __post_init__(self) -> None:
+        # YAML reads a bare `off` as false.
+        if isinstance(self.retrieval_cache, bool):
+            self.retrieval_cache = "memory" if self.retrieval_cache else "off"
         violations = [
             f"`{name}` must be {rule}: got {getattr(self, name)!r}."
             for name, rule, is_kept in self._rules()
@@ -128,6 +163,7 @@ class SearchAgentConfig(GRPOConfig):
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         self._check_groups(self.steps_per_generation)
+        self._check_patience()
         self._check_checkpoints()
 
     def _rules(self) -> list[tuple[str, str, bool]]:
@@ -138,11 +174,13 @@ class SearchAgentConfig(GRPOConfig):
             "rollout_max_calls_per_turn",
             "rollout_observation_tokens",
             "retrieval_top_k",
+            "retrieval_attempts",
+            "retrieval_max_in_flight",
         ]
         choices = {
             "prompt_style": tuple(PROMPT_STYLES),
             "tool_format": tuple(name for name, format in TOOL_FORMATS.items() if not format.stop_strings),
-            "retrieval_on_failure": ("raise", "mask"),
+            "retrieval_on_failure": ("abort_step", "mask"),
             "reward_format": (*REWARD_SCHEMES, "none"),
             "credit_singleton": ("zero", "raw"),
             "importance_sampling_level": RATIO_LEVELS,
@@ -157,6 +195,9 @@ class SearchAgentConfig(GRPOConfig):
             ("rollout_max_failed_share", "in [0, 1]", 0 <= self.rollout_max_failed_share <= 1),
             ("rollout_log_groups", "-1 or more", self.rollout_log_groups >= -1),
             ("credit_epsilon", "at least 0", self.credit_epsilon >= 0),
+            ("retrieval_patience", "a number of at least 0", 0 <= self.retrieval_patience < math.inf),
+            ("retrieval_timeout", "a number of at least 0", 0 <= self.retrieval_timeout < math.inf),
+            ("retrieval_cache", "'off', 'memory' or a path", bool(self.retrieval_cache)),
         ]
 
     def _check_groups(self, steps_per_generation: int) -> None:
@@ -173,6 +214,15 @@ class SearchAgentConfig(GRPOConfig):
             raise ConfigurationError(
                 f"`per_device_eval_batch_size` must be a multiple of the rollouts per question in evaluation "
                 f"({group_size}): got {self.per_device_eval_batch_size}. Change it or `num_generations_eval`."
+            )
+
+    def _check_patience(self) -> None:
+        """While one process waits for the search backend, the others wait for it in a collective call."""
+        longest = self.retrieval_timeout + self.retrieval_patience
+        if self.world_size > 1 and longest >= self.ddp_timeout:
+            raise ConfigurationError(
+                f"`retrieval_timeout` + `retrieval_patience` must be below `ddp_timeout` ({self.ddp_timeout} s), "
+                f"after which the other processes give up: got {longest:g} s. Raise `ddp_timeout` or lower the others."
             )
 
     def _check_checkpoints(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from grounded_rl.credit import group_advantages, has_reward_variance
 from grounded_rl.data.rows import Question, question_from_record
@@ -21,12 +23,18 @@ from grounded_rl.environments.search import SearchEnvironment
 from grounded_rl.errors import ConfigurationError, RetrievalError
 from grounded_rl.grounding import Diagnosis, diagnose
 from grounded_rl.retrieval.base import Retriever
+from grounded_rl.retrieval.compose import RetrievalSettings, compose_retriever
+from grounded_rl.retrieval.outage import PatientRetriever
+from grounded_rl.retrieval.stats import SearchStats, merge_windows
 from grounded_rl.rollouts.io import save_rollouts
 from grounded_rl.rollouts.types import Rollout, StopReason
 from grounded_rl.sampling.scheduler import RolloutRequest, RolloutSampler
 from grounded_rl.trainers._trl import GenerationBatch, RolloutGRPOTrainer, TrainerEngine
-from grounded_rl.trainers.metrics import rollout_metrics
+from grounded_rl.trainers.metrics import SearchAlarm, SearchCounts, rollout_metrics
+from grounded_rl.trainers.random_states import RandomStates
 from grounded_rl.trainers.search_agent_config import SearchAgentConfig
+
+logger = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -110,7 +118,8 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
         model (`str` or [`~transformers.PreTrainedModel`]):
             Policy, or its name or path.
         retriever ([`~retrieval.Retriever`]):
-            Index the policy searches.
+            Index the policy searches. The trainer adds cache, limit, repetition and waiting as configured; its
+            counters are in the log under `search/`.
         args ([`SearchAgentConfig`], *optional*):
             Configuration.
         train_dataset ([`~datasets.Dataset`]):
@@ -122,8 +131,10 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
         reward_funcs (`Callable` or `list[Callable]`, *optional*):
             Replace the built-in reward (exact match plus format term). They are called as TRL calls them; the keyword
             `rollout` holds the list of [`~rollouts.Rollout`] objects.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Further callbacks; one that keeps random states for a checkpoint in mid-step is added.
         **kwargs:
-            Passed on to [`~trl.GRPOTrainer`] (`callbacks`, `optimizers`, `peft_config`, …).
+            Passed on to [`~trl.GRPOTrainer`] (`optimizers`, `peft_config`, …).
 
     Raises:
         `ConfigurationError`: If the dataset lacks a column or is smaller than one generation batch, if `args` is of
@@ -144,6 +155,7 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
         eval_dataset: Dataset | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         reward_funcs: RewardFunction | list[RewardFunction] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
         **kwargs: Any,
     ) -> None:
         args = args or self.config_class(output_dir="search-agent")
@@ -163,6 +175,7 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             max_calls_per_turn=args.rollout_max_calls_per_turn,
         )
         _check_size(train_dataset, args)
+        self._random_states = RandomStates()
         super().__init__(
             model,
             reward_funcs=reward_funcs or environment_reward(args.reward_format, self.environment),
@@ -172,18 +185,67 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             if eval_dataset is None
             else with_prompts(eval_dataset, self.environment, "eval_dataset"),
             processing_class=tokenizer,
+            callbacks=[*(callbacks or []), self._random_states],
             **kwargs,
         )
         self.end_turns_at(self.environment.end_token_ids)
         self._has_log = False
-        self.retriever = retriever
+        self._alarm = SearchAlarm()
+        self.search_stats = SearchStats()
+        self.retriever = self._composed(retriever)
         self.sampler = RolloutSampler(
             self.environment,
-            retriever,
+            self.retriever,
             max_completion_tokens=args.max_completion_length,
-            on_search_failure=args.retrieval_on_failure,
+            on_search_failure="mask" if args.retrieval_on_failure == "mask" else "raise",
             is_anyone_active=self.is_anyone_active,
+            share_failure=self.raise_together,
         )
+        # A question whose search fails must not change what an evaluation is about.
+        self.evaluation_sampler = replace(self.sampler, retriever=self._patient(), on_search_failure="raise")
+
+    def _composed(self, retriever: Retriever) -> Retriever:
+        """The retriever with what the configuration puts around it."""
+        settings = RetrievalSettings(
+            attempts=self.args.retrieval_attempts,
+            timeout=self.args.retrieval_timeout,
+            max_in_flight=self.args.retrieval_max_in_flight,
+            cache=self.args.retrieval_cache,
+            patience=0.0 if self.args.retrieval_on_failure == "mask" else self.args.retrieval_patience,
+        )
+        return compose_retriever(retriever, settings, stats=self.search_stats)
+
+    def _patient(self) -> Retriever:
+        """The composed retriever, waiting for its backend even where training does not."""
+        if self.args.retrieval_on_failure != "mask":
+            return self.retriever
+        return PatientRetriever(self.retriever, patience=self.args.retrieval_patience, stats=self.search_stats)
+
+    @property
+    def masks_failures(self) -> bool:
+        """Whether a failed search takes its rollouts out of the batch, rather than stopping the run."""
+        return self.args.retrieval_on_failure == "mask" and self.model.training
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        Train as [`~transformers.Trainer.train`] does; a run that cannot search any more stops with a checkpoint.
+
+        Returns:
+            `TrainOutput`: As from [`~transformers.Trainer.train`].
+
+        Raises:
+            `RetrievalError`: If the search backend did not come back, or answered what cannot be trusted. The message
+                names the checkpoint: of the last finished step, with the random states in which the next one began.
+        """
+        try:
+            return super().train(*args, **kwargs)
+        except RetrievalError as error:
+            self._random_states.restore()
+            checkpoint = self.save_checkpoint()
+            raise RetrievalError(
+                f"Training stopped after step {self.state.global_step}: {error} Nothing is lost: once the search "
+                f"works, run again with `resume_from_checkpoint: {checkpoint}`."
+            ) from error
 
     def sample(self, rows: Sequence[Mapping[str, Any]]) -> list[Rollout]:
         """One rollout per row, by the configured generation backend."""
@@ -195,19 +257,20 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             if question.question not in prompts:
                 prompts[question.question] = tuple(self.environment.prompt_ids(question.question))
             requests.append(RolloutRequest(question, prompts[question.question], sample=number % group_size))
-        rollouts = self.sampler.sample(TrainerEngine(self), requests)
+        sampler = self.sampler if self.model.training else self.evaluation_sampler
+        rollouts = sampler.sample(TrainerEngine(self), requests)
         self._check_failures(rollouts)
         return rollouts
 
     def _check_failures(self, rollouts: list[Rollout]) -> None:
-        failed = [rollout for rollout in rollouts if rollout.stop is StopReason.FAILED]
-        counts = torch.tensor([len(failed), len(rollouts)], device=self.accelerator.device)
-        num_failed, total = self.accelerator.gather(counts).view(-1, 2).sum(dim=0).tolist()
+        errors = [rollout.error for rollout in rollouts if rollout.stop is StopReason.FAILED]
+        gathered = gather_object([(len(errors), len(rollouts), errors[:1])])
+        num_failed, total = sum(part[0] for part in gathered), sum(part[1] for part in gathered)
         if num_failed > self.args.rollout_max_failed_share * total:
-            first = f"; the first: {failed[0].error}" if failed else ", none of them on this process"
+            first = next(error for *_, firsts in gathered for error in firsts)
             raise RetrievalError(
                 f"`rollout_max_failed_share` must not be exceeded: got {num_failed} failed of {total} rollouts where "
-                f"{self.args.rollout_max_failed_share} is allowed{first}. Check the search backend."
+                f"{self.args.rollout_max_failed_share} is allowed; the first: {first}. Check the search backend."
             )
 
     def diagnose(self, rollout: Rollout) -> Diagnosis:
@@ -233,6 +296,19 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             epsilon=self.args.credit_epsilon,
             valid=batch.valid,
         )
+
+    def _write_credit(self, output: dict[str, Any], batch: GenerationBatch) -> None:
+        batch.metrics |= self._search_metrics(batch.rollouts)
+        super()._write_credit(output, batch)
+
+    def _search_metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """What the searches of a batch were like, over all processes; warns where nothing was searched."""
+        own = (self.search_stats.window(reset=True), SearchCounts.of(rollouts))
+        windows, counts = zip(*gather_object([own]), strict=True)
+        total = sum(counts, start=SearchCounts())
+        if self.model.training and self.is_world_process_zero():
+            self._alarm.check(total)
+        return merge_windows(windows).metrics() | total.metrics()
 
     def finish_batch(self, batch: GenerationBatch) -> None:
         """Write rollouts with their token advantages."""

@@ -110,7 +110,7 @@ def test_at_the_allowed_share_it_does_not(tmp_path):
 
 
 def test_by_default_the_first_failed_search_stops_the_run(tmp_path):
-    trainer = failing_trainer(SearchAgentTrainer, tmp_path, retrieval_on_failure="raise")
+    trainer = failing_trainer(SearchAgentTrainer, tmp_path, retrieval_on_failure="abort_step")
     with pytest.raises(RetrievalError, match="no connection for 'broken query'"):
         trainer.train()
 
