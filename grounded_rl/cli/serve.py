@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         `int`: Exit status; being stopped is no failure.
     """
+    from grounded_rl import __version__
     from grounded_rl.retrieval.build import build_retriever
     from grounded_rl.retrieval.manifest import load_manifest
     from grounded_rl.retrieval.server import ServedIndex, ServerSettings, serve
@@ -89,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
     names = ("host", "port", "allow_unauthenticated", "tls_cert", "tls_key", "default_k", "max_k", "max_queries")
     names += ("queue", "request_timeout", "max_batch", "max_wait_ms", "workers")
     settings = ServerSettings(
-        **{name: getattr(args, name) for name in names}, token=os.environ.get(TOKEN_VARIABLE) or None
+        **{name: getattr(args, name) for name in names},
+        token=os.environ.get(TOKEN_VARIABLE) or None,
+        version=__version__,
     )
     manifest = load_manifest(args.index)
     index = ServedIndex(lambda: build_retriever(args.index), manifest=manifest)

@@ -8,6 +8,7 @@ import ipaddress
 import json
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -63,6 +64,8 @@ class Connection:
             trust_env=not is_loopback(httpx.URL(self.url).host),  # a proxy cannot reach our own loopback
             verify=_tls_context(ca_certs) if ca_certs else True,
         )
+        # For callers that never close what they open, as they need not with an embedded index.
+        weakref.finalize(self, self._client.close)
 
     def exchange(self, method: str, path: str, *, timeout: float, payload: object = None) -> Answer:
         """

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from grounded_rl import __version__
 from grounded_rl.errors import (
     BackendOverloadedError,
     BackendTimeoutError,
@@ -168,7 +167,12 @@ class _Service:
         limits = {name: getattr(self._settings, name) for name in ("default_k", "max_k", "max_queries")}
         limits["max_body_bytes"] = self._settings.max_body_bytes
         return JSONResponse(
-            {"manifest": manifest, "limits": limits, "version": __version__, "is_open": self._index.is_open}
+            {
+                "manifest": manifest,
+                "limits": limits,
+                "version": self._settings.version,
+                "is_open": self._index.is_open,
+            }
         )
 
     async def health(self, _: Request) -> Response:

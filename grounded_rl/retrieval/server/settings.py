@@ -49,6 +49,8 @@ class ServerSettings:
             PEM file with the server's certificate; serves https.
         tls_key (`str`, *optional*):
             PEM file with its key.
+        version (`str`, *optional*, defaults to `"unknown"`):
+            What `/info` says about the release that serves.
 
     Raises:
         `ConfigurationError`: If a value is out of range, or strangers could search.
@@ -70,6 +72,7 @@ class ServerSettings:
     drain_timeout: float = 30.0
     tls_cert: str | None = None
     tls_key: str | None = None
+    version: str = "unknown"
 
     def __post_init__(self):
         counts = ("default_k", "max_k", "max_queries", "max_body_bytes", "max_batch", "queue", "workers")
