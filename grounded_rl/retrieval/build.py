@@ -1,53 +1,69 @@
 """
-From the folder of an index to a retriever, and a check that an index finds its own passages.
+From a place to a retriever, and a check that an index finds its own passages.
 
-To add a backend: write a module with a `BACKEND` name and an `open` function for its folder, and add a branch to
-`build_retriever`. The module is imported only when an index asks for it.
+To add a backend: write a module whose class has `open(folder, **options)`, and add one entry to `_OPENERS`. The
+module is imported only when an index asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from grounded_rl.errors import ConfigurationError
 from grounded_rl.retrieval.base import Passage, Retriever
 from grounded_rl.retrieval.manifest import load_manifest
 
-BACKENDS = ("bm25",)
+_OPENERS: Final[Mapping[str, tuple[str, str]]] = {
+    "bm25": ("grounded_rl.retrieval.bm25", "BM25Retriever.open"),
+    "dense": ("grounded_rl.retrieval.dense", "DenseRetriever.open"),
+    "elasticsearch": ("grounded_rl.retrieval.elasticsearch", "ElasticsearchRetriever.open"),
+    "hybrid": ("grounded_rl.retrieval.build", "_open_hybrid"),
+}
+"""Module of a backend, and what opens a folder in it."""
+
+BACKENDS = tuple(_OPENERS)
 """Names `build_retriever` knows."""
 
+_URL_PREFIXES = ("http://", "https://")
 _OPENING_WORDS = 12
 
 
 def build_retriever(index: str | Path, *, backend: str | None = None, **options: Any) -> Retriever:
     """
-    Open an index with the backend that built it.
+    Open an index with the backend that built it, or connect to a retrieval server.
 
     Args:
         index (`str` or `Path`):
-            Folder made by `grounded-rl index build`.
+            Folder made by `grounded-rl index build` or `index combine`; or the URL of a server (`grounded-rl serve`,
+            or one that speaks Search-R1's protocol), or several URLs of equal servers with commas between them.
         backend (`str`, *optional*):
             Name the index must have been built with; refused if it was another. Taken from the manifest if left out.
         **options:
-            Passed to the backend, for instance `num_threads` to `BM25Retriever.open`.
+            Passed to the backend, for instance `num_threads` to `BM25Retriever.open`, `device` to
+            `DenseRetriever.open`, or `dense={"device": "cuda:0"}` to a hybrid index.
 
     Returns:
         `Retriever`: The open index.
 
     Raises:
         `ConfigurationError`: If the folder is not an intact index, or its backend is unknown or not `backend`.
+        `RetrievalError`: If a server cannot be reached.
 
     Example:
     ```python
     >>> retriever = build_retriever("indexes/corpus")  # doctest: +SKIP
     >>> retriever.search(["capital of Peru"], k=3)  # doctest: +SKIP
+    >>> retriever = build_retriever("http://node1:8000,http://node2:8000")  # doctest: +SKIP
 
     ```
     """
     if backend is not None:
         check_backend(backend)
+    if is_url(index):
+        return _connect(str(index), **options)
     built_with = load_manifest(index)["backend"]
     if backend is not None and backend != built_with:
         raise ConfigurationError(
@@ -55,9 +71,45 @@ def build_retriever(index: str | Path, *, backend: str | None = None, **options:
             "Leave it out, or build another index."
         )
     check_backend(built_with)
-    from grounded_rl.retrieval.bm25 import BM25Retriever
+    module_name, path = _OPENERS[built_with]
+    opener: Any = importlib.import_module(module_name)
+    for name in path.split("."):
+        opener = getattr(opener, name)
+    retriever: Retriever = opener(index, **options)
+    return retriever
 
-    return BM25Retriever.open(index, **options)
+
+def is_url(index: str | Path) -> bool:
+    """
+    Whether an index is a retrieval server and not a folder.
+
+    Args:
+        index (`str` or `Path`):
+            Folder or URL.
+
+    Returns:
+        `bool`: `True` for `http://` and `https://`.
+    """
+    return isinstance(index, str) and index.startswith(_URL_PREFIXES)
+
+
+def _connect(urls: str, **options: Any) -> Retriever:
+    """A client of one server, or of several that hold the same index."""
+    from grounded_rl.retrieval.balanced import BalancedRetriever
+    from grounded_rl.retrieval.http import HTTPRetriever
+
+    members = [HTTPRetriever.connect(url.strip(), **options) for url in urls.split(",") if url.strip()]
+    return members[0] if len(members) == 1 else BalancedRetriever(members)
+
+
+def _open_hybrid(index: str | Path, **options: Mapping[str, Any]) -> Retriever:
+    """A hybrid index with its members."""
+    from grounded_rl.retrieval.hybrid import open_hybrid
+
+    def open_member(path: Path, chosen: Mapping[str, Any]) -> Retriever:
+        return build_retriever(path, **chosen)
+
+    return open_hybrid(index, open_member, **options)
 
 
 def check_backend(backend: str) -> None:

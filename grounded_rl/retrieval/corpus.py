@@ -1,34 +1,44 @@
 """
-Passages from a JSON Lines corpus, one row at a time.
+Passages of a corpus, one at a time.
 
-Two row formats are read, plain or gzipped: `{"id", "title", "text"}` and the Search-R1 format `{"id", "contents"}`,
-where `contents` is the title (in optional double quotes) on the first line and the body after it.
+A corpus is JSON Lines (plain, `.gz` or `.zst`), Parquet, or a data set (`datasets:NAME`). Two row formats are read:
+`{"id", "title", "text"}` and the Search-R1 format `{"id", "contents"}`, where `contents` is the title (in optional
+double quotes) on the first line and the body after it.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from array import array
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from grounded_rl.errors import ConfigurationError
 from grounded_rl.retrieval.base import Passage
+from grounded_rl.retrieval.corpus_rows import (
+    ANSWER_FIELDS,
+    CorpusSource,
+    ProgressCallback,
+    Row,
+    numbered_rows,
+    row_name,
+)
 
-ANSWER_FIELDS = frozenset({"question", "golden_answers", "gold_answers", "answers", "answer", "reward_model"})
-"""Fields of question files. A corpus row that carries one would leak gold answers into observations."""
+__all__ = [
+    "ANSWER_FIELDS",
+    "CorpusDigest",
+    "CorpusSource",
+    "ProgressCallback",
+    "id_sort_key",
+    "passage_line",
+    "read_corpus",
+    "split_contents",
+]
 
-_PROGRESS_INTERVAL = 1_000
 _FIRST_DUPLICATE_CHECK = 1 << 16
-
-ProgressCallback = Callable[[int, int], None]
-"""Called with the bytes read so far and the size of the file."""
 
 
 def id_sort_key(passage_id: str) -> tuple[bool, int, str]:
@@ -87,17 +97,18 @@ def split_contents(contents: str) -> tuple[str, str]:
     return title, body
 
 
-def read_corpus(path: str | Path, *, on_progress: ProgressCallback | None = None) -> Iterator[Passage]:
+def read_corpus(path: CorpusSource, *, on_progress: ProgressCallback | None = None) -> Iterator[Passage]:
     """
-    Passages of a corpus file, in order, without holding more than one in memory.
+    Passages of a corpus, in order, with bounded memory.
 
     Blank lines and a byte order mark are skipped. Uniqueness of ids is not checked here: see `CorpusDigest`.
 
     Args:
         path (`str` or `Path`):
-            JSON Lines file; gzipped if its name ends in `.gz`.
+            File whose suffix says what it is: `.parquet`, or JSON Lines, compressed if it ends in `.gz` or `.zst`.
+            `"datasets:NAME"` or `"datasets:NAME#SPLIT"` reads a data set by its hub name or folder.
         on_progress (`Callable[[int, int], None]`, *optional*):
-            Called now and then with the bytes read so far (compressed bytes for `.gz`) and the size of the file.
+            Called now and then with the bytes read so far (compressed bytes, if it is) and the size of the file.
 
     Yields:
         `Passage`: One passage per row.
@@ -105,34 +116,58 @@ def read_corpus(path: str | Path, *, on_progress: ProgressCallback | None = None
     Raises:
         `ConfigurationError`: If the file cannot be read or a row is malformed; names the file and the line.
     """
-    for _, passage in _numbered_passages(Path(path), on_progress):
+    for _, passage in _numbered_passages(path, on_progress):
         yield passage
 
 
-def _numbered_passages(path: Path, on_progress: ProgressCallback | None = None) -> Iterator[tuple[int, Passage]]:
+def passage_line(passage: Passage) -> bytes:
+    """
+    The line that stands for a passage in the hash of a corpus.
+
+    Args:
+        passage (`Passage`):
+            Any passage.
+
+    Returns:
+        `bytes`: `[id, title, text]` as JSON in UTF-8, with a line break.
+    """
+    fields = [passage.id, passage.title, passage.text]
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n"
+
+
+def _numbered_passages(
+    source: CorpusSource, on_progress: ProgressCallback | None = None
+) -> Iterator[tuple[int, Passage]]:
     """Pairs of line number (from 1) and passage."""
-    try:
-        with path.open("rb") as raw:
-            total = path.stat().st_size
-            lines = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-            for number, line in enumerate(lines, start=1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if on_progress is not None and number % _PROGRESS_INTERVAL == 0:
-                    on_progress(raw.tell(), total)
-                if line.strip():
-                    yield number, _parse_row(line, f"`{path}`, line {number}")
-            if on_progress is not None:
-                on_progress(total, total)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    for number, row in numbered_rows(source, on_progress):
+        yield number, _parse_row(row, row_name(source, number))
+
+
+def _parse_row(row: Row, where: str) -> Passage:
+    """The passage of one row; `where` opens every message."""
+    fields = _parse_line(row, where) if isinstance(row, bytes) else row
+    leaked = sorted(ANSWER_FIELDS & fields.keys())
+    if leaked:
+        names = ", ".join(f"`{name}`" for name in leaked)
+        missing = ", ".join(f"`{name}`" for name in _missing_fields(fields)) or "none"
         raise ConfigurationError(
-            f"The corpus `{path}` must be a readable JSON Lines file: got {reason!r}. Check the path."
-        ) from error
+            f"{where}: a passage must not carry answer fields: got {names} (missing passage fields: {missing}). "
+            "This looks like a question file; pass the corpus instead."
+        )
+    missing_fields = _missing_fields(fields)
+    if missing_fields:
+        raise ConfigurationError(
+            f"{where}: must have `id` and either `text` or `contents`: got {sorted(fields)[:10]}. "
+            f"Add {' and '.join(f'`{name}`' for name in missing_fields)}."
+        )
+    passage = _passage_from_row(fields, where)
+    if not (passage.title.strip() or passage.text.strip()):
+        raise ConfigurationError(f"{where}: must hold some text: got an empty passage. Remove the row.")
+    return passage
 
 
-def _parse_row(line: bytes, where: str) -> Passage:
-    """The passage on one line; `where` opens every message."""
+def _parse_line(line: bytes, where: str) -> dict[str, Any]:
+    """The JSON object of a line."""
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -145,33 +180,16 @@ def _parse_row(line: bytes, where: str) -> Passage:
         raise ConfigurationError(
             f"{where}: must hold one JSON object: got {_excerpt(line)}. Write one object per line."
         )
-    leaked = sorted(ANSWER_FIELDS & row.keys())
-    if leaked:
-        names = ", ".join(f"`{name}`" for name in leaked)
-        missing = ", ".join(f"`{name}`" for name in _missing_fields(row)) or "none"
-        raise ConfigurationError(
-            f"{where}: a passage must not carry answer fields: got {names} (missing passage fields: {missing}). "
-            "This looks like a question file; pass the corpus instead."
-        )
-    missing_fields = _missing_fields(row)
-    if missing_fields:
-        raise ConfigurationError(
-            f"{where}: must have `id` and either `text` or `contents`: got {sorted(row)[:10]}. "
-            f"Add {' and '.join(f'`{name}`' for name in missing_fields)}."
-        )
-    passage = _passage_from_row(row, where)
-    if not (passage.title.strip() or passage.text.strip()):
-        raise ConfigurationError(f"{where}: must hold some text: got an empty passage. Remove the row.")
-    return passage
+    return row
 
 
-def _missing_fields(row: dict[str, Any]) -> list[str]:
+def _missing_fields(row: Mapping[str, Any]) -> list[str]:
     """Fields a passage needs and this row lacks."""
     missing = [] if "id" in row else ["id"]
     return missing if "text" in row or "contents" in row else [*missing, "text"]
 
 
-def _passage_from_row(row: dict[str, Any], where: str) -> Passage:
+def _passage_from_row(row: Mapping[str, Any], where: str) -> Passage:
     """The passage of a row that has all its fields."""
     passage_id = row["id"]
     if isinstance(passage_id, int) and not isinstance(passage_id, bool):
@@ -214,11 +232,11 @@ class CorpusDigest:
 
     Args:
         path (`str` or `Path`):
-            Corpus file; read again only to name the lines of a repeated id.
+            Corpus; read again only to name the lines of a repeated id.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+    def __init__(self, path: CorpusSource) -> None:
+        self._path = path
         self._hash = hashlib.sha256()
         self._id_hashes = array("q")
         self._previous_key: tuple[bool, int, str] | None = None
@@ -244,8 +262,7 @@ class CorpusDigest:
             passage (`Passage`):
                 Passage in the order of the corpus.
         """
-        line = json.dumps([passage.id, passage.title, passage.text], ensure_ascii=False)
-        self._hash.update(line.encode("utf-8") + b"\n")
+        self._hash.update(passage_line(passage))
         self._id_hashes.append(hash(passage.id))
         if self.ids_ascending:
             key = id_sort_key(passage.id)
@@ -283,6 +300,6 @@ class CorpusDigest:
             first = first_lines.setdefault(passage.id, number)
             if first != number:
                 raise ConfigurationError(
-                    f"`{self._path}`, line {number}: `id` must be unique: got {passage.id!r}, used on line {first}. "
-                    "Give every row its own id."
+                    f"{row_name(self._path, number)}: `id` must be unique: got {passage.id!r}, "
+                    f"used on {row_name(self._path, first).rpartition(', ')[2]}. Give every row its own id."
                 )

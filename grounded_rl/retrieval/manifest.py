@@ -19,6 +19,8 @@ from typing import Any
 from grounded_rl.errors import ConfigurationError
 
 MANIFEST_NAME = "manifest.json"
+BUILD_STATE_NAME = "build.json"
+"""File of an unfinished build; never part of an index."""
 SCHEMA_VERSION = 1
 
 _REQUIRED = {
@@ -66,7 +68,7 @@ def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> dict[str, An
     files = {
         path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": _file_sha256(path)}
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.suffix != ".lock"
+        if path.is_file() and path.suffix != ".lock" and path.name not in (MANIFEST_NAME, BUILD_STATE_NAME)
     }
     complete = {
         "schema_version": SCHEMA_VERSION,
@@ -169,7 +171,7 @@ def staged_index(index_dir: str | Path, *, overwrite: bool = False) -> Iterator[
         `ConfigurationError`: If the target exists and may not be replaced, or its parent cannot be written.
     """
     target = Path(index_dir).absolute()
-    _check_target(target, overwrite)
+    check_target(target, overwrite)
     staging = target.with_name(f".{target.name}.building-{os.getpid()}")
     try:
         shutil.rmtree(staging, ignore_errors=True)
@@ -180,18 +182,42 @@ def staged_index(index_dir: str | Path, *, overwrite: bool = False) -> Iterator[
         ) from error
     try:
         yield staging
-        _check_target(target, overwrite)
-        retired = target.with_name(f".{target.name}.old-{os.getpid()}")
-        if target.exists():
-            target.rename(retired)
-        staging.rename(target)
-        shutil.rmtree(retired, ignore_errors=True)
+        check_target(target, overwrite)
+        publish(staging, target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _check_target(target: Path, overwrite: bool) -> None:
-    """Refuse a target that exists, unless it is an index that may be replaced or an empty folder."""
+def publish(folder: Path, target: Path) -> None:
+    """
+    Give a finished folder its name; what had the name before is removed afterwards.
+
+    Args:
+        folder (`Path`):
+            Sibling of the target.
+        target (`Path`):
+            Absolute path of the index, accepted by `check_target`.
+    """
+    retired = target.with_name(f".{target.name}.old-{os.getpid()}")
+    if target.exists():
+        target.rename(retired)
+    folder.rename(target)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def check_target(target: Path, overwrite: bool) -> None:
+    """
+    Refuse a target that exists, unless it is an index that may be replaced or an empty folder.
+
+    Args:
+        target (`Path`):
+            Folder to publish.
+        overwrite (`bool`):
+            Whether an index may be replaced.
+
+    Raises:
+        `ConfigurationError`: If it may not be replaced.
+    """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not (target / MANIFEST_NAME).is_file():
