@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from grounded_rl.rollouts.types import CallStatus, FinishReason, Rollout, StopRe
 from grounded_rl.sampling.engine import Completion
 from grounded_rl.sampling.scheduler import raise_failure
 from grounded_rl.trainers.metrics import quotients
+from grounded_rl.trainers.passes import padded, passes_of_like_length
 from grounded_rl.trainers.probe import SalienceProbe
 
 SEGMENT_LEVELS = ("turn", "sequence_token")
@@ -68,14 +70,6 @@ class GenerationBatch:
     entropies: torch.Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     """Set by credit assignment; averaged over processes, NaN left out."""
-
-
-def padded(rows: Sequence[Sequence[int]], length: int, value: int, device: torch.device) -> torch.Tensor:
-    """Right-padded `(B, length)` tensor of ragged rows."""
-    output = torch.full((len(rows), length), value, dtype=torch.long)
-    for number, row in enumerate(rows):
-        output[number, : len(row)] = torch.tensor(row, dtype=torch.long)
-    return output.to(device)
 
 
 def conversation(rollout: Rollout) -> list[dict[str, Any]]:
@@ -352,23 +346,34 @@ class RolloutGRPOTrainer(GRPOTrainer):
     # --- loss
 
     def _get_per_token_logps_and_entropies(
-        self, model, input_ids, attention_mask, logits_to_keep, *args: Any, **kwargs: Any
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs: Any
     ):
-        probe = self._armed_probe
-        if probe is not None and model is self.model:
-            # Only the first pass of the policy is the old-policy pass; a later one may be a disabled adapter.
-            self._armed_probe = None
-            sampled = padded([rollout.sampled_mask for rollout in self._rollouts], logits_to_keep, 0, input_ids.device)
-            with probe.watch(input_ids[:, -logits_to_keep:], sampled.bool()):
-                return super()._get_per_token_logps_and_entropies(
-                    model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        forward = super()._get_per_token_logps_and_entropies
+        probe = self._armed_probe if model is self.model else None
+
+        def run(ids, mask, length, rows):
+            if probe is not None:
+                probe.announce(rows, length)
+            return forward(model, ids, mask, length, **kwargs)
+
+        with self._watched(probe, input_ids[:, -logits_to_keep:]):
+            if self.args.forward_rows is None:
+                output = forward(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
+            else:
+                output = passes_of_like_length(
+                    run, input_ids, attention_mask, logits_to_keep, rows_per_pass=self.args.forward_rows
                 )
-        output = super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-        )
         if self._loss_inputs is not None:
             self._replace_reference(self._loss_inputs, output[0].detach())
         return output
+
+    def _watched(self, probe: SalienceProbe | None, token_ids: torch.Tensor):
+        if probe is None:
+            return nullcontext()
+        # Only the first pass of the policy is the old-policy pass; a later one may be a disabled adapter.
+        self._armed_probe = None
+        rows = [rollout.sampled_mask for rollout in self._rollouts]
+        return probe.watch(token_ids, padded(rows, token_ids.size(1), 0, token_ids.device).bool())
 
     def _replace_reference(self, inputs: dict[str, Any], logps: torch.Tensor) -> None:
         """Choose old log-probs under which TRL's token ratio is the ratio of the configured level."""

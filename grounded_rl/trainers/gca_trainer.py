@@ -24,8 +24,9 @@ from grounded_rl.environments.structure import structural_mask
 from grounded_rl.errors import RetrievalError
 from grounded_rl.grounding import Diagnosis, Retrievability, RolloutType, Segment, diagnose, segments
 from grounded_rl.rollouts.types import Group, Rollout
-from grounded_rl.trainers._trl import GenerationBatch, padded
+from grounded_rl.trainers._trl import GenerationBatch
 from grounded_rl.trainers.gca_config import GCAConfig
+from grounded_rl.trainers.passes import padded
 from grounded_rl.trainers.probe import SalienceProbe
 from grounded_rl.trainers.search_agent_trainer import SearchAgentTrainer
 

@@ -85,19 +85,33 @@ class SalienceProbe:
 
         Args:
             token_ids (`torch.Tensor` of shape `(B, T)`):
-                The tokens at the last `T` positions. The passes must walk the batch in order, in slices of rows.
+                The tokens at the last `T` positions. The passes walk the batch in order, in slices of rows, unless
+                `announce` says which rows come next.
             sampled (`torch.Tensor` of shape `(B, T)`, bool):
                 Positions to measure.
         """
         self._token_ids = token_ids
         self._sampled = sampled
         self._next_row = 0
+        self._announced: tuple[torch.Tensor, int] | None = None
         self._statistics = torch.zeros(*token_ids.shape, 2, device=token_ids.device)
         handle = self._model.base_model.register_forward_hook(self._record)
         try:
             yield
         finally:
             handle.remove()
+
+    def announce(self, rows: torch.Tensor, length: int) -> None:
+        """
+        Say what the next pass holds.
+
+        Args:
+            rows (`torch.Tensor` of shape `(b,)`):
+                Rows of the batch, every one of them in one pass only.
+            length (`int`):
+                The pass ends with their first `length` tokens.
+        """
+        self._announced = rows, length
 
     @property
     def has_result(self) -> bool:
@@ -117,12 +131,14 @@ class SalienceProbe:
 
     @torch.no_grad()
     def _record(self, module, args, output) -> None:
-        length = self._token_ids.size(1)
-        rows = slice(self._next_row, self._next_row + len(output.last_hidden_state))
-        self._next_row = rows.stop
-        sampled = self._sampled[rows]
+        count = len(output.last_hidden_state)
+        in_order = torch.arange(self._next_row, self._next_row + count, device=self._token_ids.device)
+        rows, length = self._announced or (in_order, self._token_ids.size(1))
+        self._announced = None
+        self._next_row += count
+        sampled = self._sampled[rows, :length]
         hidden = output.last_hidden_state[:, -(length + 1) : -1][sampled]
-        token_ids = self._token_ids[rows][sampled]
+        token_ids = self._token_ids[rows, :length][sampled]
         head = self._model.get_output_embeddings()
         weight, bias = (part.full_tensor() if isinstance(part, DTensor) else part for part in (head.weight, head.bias))
         with maybe_gather_lm_head_ctx(weight, bias):
@@ -133,7 +149,9 @@ class SalienceProbe:
                 for start in range(0, len(hidden), self._token_tile)
             ]
         if tiles:
-            self._statistics[rows][sampled] = torch.cat(tiles)
+            block = self._statistics[rows, :length]
+            block[sampled] = torch.cat(tiles)
+            self._statistics[rows, :length] = block
 
     def _measure(
         self, hidden: torch.Tensor, token_ids: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

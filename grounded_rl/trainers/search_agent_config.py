@@ -80,6 +80,13 @@ class SearchAgentConfig(GRPOConfig):
         importance_sampling_level (`str`, *optional*, defaults to `"token"`):
             Level of the importance ratio: `"token"`, `"sequence"`, or, with a gradient per token, `"turn"` and
             `"sequence_token"` (GSPO-token).
+
+        > Parameters that control speed
+
+        forward_rows (`int`, *optional*):
+            Rows of a forward pass for log-probabilities. Rows go in order of length and every pass is as long as its
+            own longest row, which saves the padding of search rollouts; values are the same up to rounding. `None`
+            pads all rows of a device batch to the longest, as TRL does.
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = GRPOConfig._VALID_DICT_FIELDS
@@ -138,6 +145,10 @@ class SearchAgentConfig(GRPOConfig):
     learning_rate: float = field(default=1e-6, metadata={"help": "Initial learning rate."})
     lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "Learning-rate schedule."})
 
+    forward_rows: int | None = field(
+        default=None, metadata={"help": "Rows of a forward pass, which is as long as its own longest row."}
+    )
+
     def __post_init__(self) -> None:
         # YAML reads a bare `off` as false.
         if isinstance(self.retrieval_cache, bool):
@@ -194,6 +205,7 @@ class SearchAgentConfig(GRPOConfig):
             ("num_generations", "at least 2", self.num_generations >= 2),
             ("rollout_max_failed_share", "in [0, 1]", 0 <= self.rollout_max_failed_share <= 1),
             ("rollout_log_groups", "-1 or more", self.rollout_log_groups >= -1),
+            ("forward_rows", "at least 1, or left out", self.forward_rows is None or self.forward_rows >= 1),
             ("credit_epsilon", "at least 0", self.credit_epsilon >= 0),
             ("retrieval_patience", "a number of at least 0", 0 <= self.retrieval_patience < math.inf),
             ("retrieval_timeout", "a number of at least 0", 0 <= self.retrieval_timeout < math.inf),
