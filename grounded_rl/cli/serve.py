@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     names += ("queue", "request_timeout", "max_batch", "max_wait_ms", "workers")
     settings = ServerSettings(
         **{name: getattr(args, name) for name in names},
-        token=os.environ.get(TOKEN_VARIABLE) or None,
+        token=os.environ.get(TOKEN_VARIABLE, "").strip() or None,
         version=__version__,
     )
     manifest = load_manifest(args.index)

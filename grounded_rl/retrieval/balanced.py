@@ -39,6 +39,7 @@ class _Member:
         self.name = str(getattr(retriever, "url", None) or f"member {position}")
         self.in_flight = 0
         self.num_searches = 0
+        self.last_use = 0
         self.error: Exception | None = None
         """Why it is out of service; `None` while it is in."""
         self.busy_until = 0.0
@@ -77,6 +78,7 @@ class BalancedRetriever:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._is_closed = False
+        self._num_acquired = 0
         self._prober: threading.Thread | None = None
         self._pool = ThreadPoolExecutor(
             _THREADS_PER_MEMBER * len(self._members), thread_name_prefix="grounded-rl-balanced"
@@ -121,13 +123,18 @@ class BalancedRetriever:
             return []
         shares = self._shares(list(queries))
         # The caller's own thread takes the first share, so that searches go on when the pool is busy.
-        futures = [self._pool.submit(self._search_share, share, k) for share in shares[1:]]
+        members = [self._acquire(()) for _ in shares]
+        futures = [
+            self._pool.submit(self._search_share, share, k, member)
+            for share, member in zip(shares[1:], members[1:], strict=True)
+        ]
         try:
-            first = self._search_share(shares[0], k)
+            first = self._search_share(shares[0], k, members[0])
             return [*first, *(hits for future in futures for hits in future.result())]
         finally:
-            for future in futures:
-                future.cancel()
+            for future, member in zip(futures, members[1:], strict=True):
+                if future.cancel() and member is not None:
+                    self._release(member)
 
     def ready(self, timeout: float = 5.0) -> None:
         """
@@ -215,18 +222,18 @@ class BalancedRetriever:
         cuts = [len(queries) * number // count for number in range(count + 1)]
         return [queries[start:end] for start, end in itertools.pairwise(cuts)]
 
-    def _search_share(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Hits from the first member that answers."""
+    def _search_share(self, queries: list[str], k: int, member: _Member | None) -> list[list[Hit]]:
+        """Hits from the first member that answers, beginning with one that was acquired for it."""
         failed: list[tuple[_Member, Exception]] = []
-        while (member := self._acquire([member for member, _ in failed])) is not None:
+        while member is not None:
             try:
                 return member.retriever.search(queries, k)
             except RetrievalError as error:
                 failed.append((member, error))
                 self._note_failure(member, error)
             finally:
-                with self._lock:
-                    member.in_flight -= 1
+                self._release(member)
+            member = self._acquire([tried for tried, _ in failed])
         raise self._all_failed(failed)
 
     def _acquire(self, excluded: Sequence[_Member]) -> _Member | None:
@@ -236,10 +243,17 @@ class BalancedRetriever:
             candidates = [m for m in self._members if m.error is None and m not in excluded]
             if not candidates or self._is_closed:
                 return None
-            member = min(candidates, key=lambda m: (m.busy_until > now, m.in_flight, m.num_searches))
+            # Among equals, the one used longest ago: counts would send everything to one that was away for a while.
+            member = min(candidates, key=lambda m: (m.busy_until > now, m.in_flight, m.last_use))
             member.in_flight += 1
             member.num_searches += 1
+            member.last_use = self._num_acquired = self._num_acquired + 1
             return member
+
+    def _release(self, member: _Member) -> None:
+        """Count a search of a member as over."""
+        with self._lock:
+            member.in_flight -= 1
 
     def _note_failure(self, member: _Member, error: RetrievalError) -> None:
         """Pass over a busy member for a while and take a broken one out."""

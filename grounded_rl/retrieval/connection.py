@@ -52,11 +52,13 @@ class Connection:
     """
 
     def __init__(self, url: str, *, token: str | None = None, ca_certs: str | None = None):
-        httpx = require("httpx", "serve", needed_by="a retrieval server")
+        require("httpx", "serve", needed_by="a retrieval server")
+        import httpx
+
         self.url = _server_address(url)
         """Address without a trailing slash."""
-        token = os.environ.get(TOKEN_VARIABLE) if token is None else token
-        if token and not (token.isascii() and token.isprintable()):
+        token = (os.environ.get(TOKEN_VARIABLE, "") if token is None else token).strip()
+        if not (token.isascii() and token.isprintable()):
             raise ConfigurationError("`token` must be printable ASCII: got other characters. Choose another token.")
         self._client: httpx.Client = httpx.Client(
             headers={"Authorization": f"Bearer {token}"} if token else {},

@@ -34,7 +34,9 @@ def serve(index: ServedIndex, settings: ServerSettings, *, on_listening: Callabl
         `ConfigurationError`: If the address cannot be listened on.
         `GroundedRLError`: If the index can never be opened.
     """
-    uvicorn = require("uvicorn", "serve", needed_by="grounded-rl serve")
+    require("uvicorn", "serve", needed_by="grounded-rl serve")
+    import uvicorn
+
     listener = _listen(settings)
     address = _address(listener, settings)
     server: uvicorn.Server
