@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from grounded_rl.errors import ConfigurationError
 from grounded_rl.import_utils import require
@@ -59,15 +60,26 @@ def serve(index: ServedIndex, settings: ServerSettings, *, on_listening: Callabl
         server = uvicorn.Server(config)
         if on_listening is not None:
             on_listening(address)
-        if threading.current_thread() is threading.main_thread():
-            # The server raises the signal that stopped it again when it is done: a clean stop is no failure.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: None)
-        server.run(sockets=[listener])
+        with _harmless_signals():
+            server.run(sockets=[listener])
     finally:
         listener.close()
     if index.failure is not None:
         raise index.failure
+
+
+@contextlib.contextmanager
+def _harmless_signals() -> Iterator[None]:
+    """Let the server raise the signal that stopped it again when it is done, as it does: a clean stop is no failure."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
