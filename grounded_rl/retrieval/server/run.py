@@ -70,7 +70,7 @@ def serve(index: ServedIndex, settings: ServerSettings, *, on_listening: Callabl
 
 @contextlib.contextmanager
 def _harmless_signals() -> Iterator[None]:
-    """Let the server raise the signal that stopped it again when it is done, as it does: a clean stop is no failure."""
+    """Let the server raise the signal that stopped it once more, as it does at its end: a clean stop is no failure."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
