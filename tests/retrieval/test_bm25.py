@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from grounded_rl.errors import ConfigurationError, RetrievalError
 from grounded_rl.retrieval import Passage, bm25
-from grounded_rl.retrieval.bm25 import BM25Retriever, build_bm25_index
+from grounded_rl.retrieval.bm25 import BM25Retriever, analysis, build_bm25_index
 from grounded_rl.retrieval.corpus import id_sort_key
 from tests.retrieval import contract
 
@@ -52,7 +52,7 @@ def stored_length(length: int) -> int:
 
 def test_the_words_of_the_reference_survive_the_analysis():
     words = [word for document in random_documents(50, seed=0) for word in document]
-    assert bm25._analyzer(drop_function_words=True).analyze(" ".join(words)) == words
+    assert analysis.analyzer(drop_function_words=True).analyze(" ".join(words)) == words
 
 
 def reference_scores(documents: list[list[str]], query: list[str]) -> np.ndarray:
@@ -378,7 +378,7 @@ def test_opening_does_not_load_the_corpus(tmp_path):
 
 
 def test_the_analysis_is_the_one_the_manifest_names():
-    analyzer = bm25._analyzer()
+    analyzer = analysis.analyzer()
     assert analyzer.analyze("The RUNNING Café's l'été-2020!") == ["the", "run", "cafe", "s", "l", "ete", "2020"]
     assert analyzer.analyze("x" * 39 + " " + "y" * 40) == ["x" * 39]
-    assert bm25._analyzer(drop_function_words=True).analyze("The city of Then, AND us") == ["citi", "us"]
+    assert analysis.analyzer(drop_function_words=True).analyze("The city of Then, AND us") == ["citi", "us"]

@@ -1,140 +1,34 @@
-"""
-Embedded BM25 index: built in one pass with bounded memory, searched from memory-mapped files in this process.
-
-Title and body are searched as one field. Analysis: Unicode NFC, words of letters and digits, lower case, accents
-folded to ASCII, English stems. A query is a bag of distinct words; nothing in it is syntax. Function words ("the",
-"of") are indexed, but left out of a query that has other words: they cost half of its time and change next to nothing.
-"""
+"""Search in an embedded BM25 index, from memory-mapped files in this process."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import tantivy
 
-from grounded_rl.errors import ConfigurationError, GroundedRLError, RetrievalError
+from grounded_rl.errors import ConfigurationError, RetrievalError
 from grounded_rl.retrieval.base import Hit, Passage
-from grounded_rl.retrieval.corpus import CorpusDigest, ProgressCallback, id_sort_key, read_corpus
-from grounded_rl.retrieval.manifest import load_manifest, staged_index, write_manifest
+from grounded_rl.retrieval.bm25.analysis import (
+    ANALYZER,
+    BACKEND,
+    FILES,
+    PARAMETERS,
+    analyzer,
+    first_line,
+    query_terms,
+    stored_text,
+)
+from grounded_rl.retrieval.corpus import id_sort_key
+from grounded_rl.retrieval.manifest import load_manifest
 
-BACKEND: Final = "bm25"
-
-MAX_QUERY_CHARACTERS: Final = 65_536
-"""What follows in a longer query is not read."""
-
-MAX_QUERY_TERMS: Final = 256
-"""Distinct words of a query that are searched for: the first ones."""
-
-_MAX_TOKEN_BYTES = 40
-_PARAMETERS: Final = {
-    "k1": 1.2,
-    "b": 0.75,
-    "searched": "title + line break + text",
-    "query": "distinct words; no english function words if there are others",
-    "analysis": f"nfc, words of at most {_MAX_TOKEN_BYTES - 1} bytes, lower case, ascii folding, english stemmer",
-}
-_ANALYZER = "grounded_rl_english"
-_FILES = "tantivy"
-_MIN_HEAP_MB = 16
 _TIE_MARGIN = 8
 _MIN_QUERIES_PER_THREAD = 4
-
-
-def build_bm25_index(
-    corpus: str | Path,
-    index_dir: str | Path,
-    *,
-    overwrite: bool = False,
-    writer_heap_mb: int = 128,
-    num_threads: int = 1,
-    on_progress: ProgressCallback | None = None,
-) -> dict[str, Any]:
-    """
-    Build a BM25 index from a corpus file and publish it in one step.
-
-    The corpus is streamed; memory is bounded by the writer's heap plus 8 bytes per passage. What the index answers
-    depends on the corpus alone, not on the heap or the threads.
-
-    Args:
-        corpus (`str` or `Path`):
-            JSON Lines file, plain or gzipped. See `grounded_rl.retrieval.corpus`.
-        index_dir (`str` or `Path`):
-            Folder to create. It appears only when the index is complete.
-        overwrite (`bool`, *optional*, defaults to `False`):
-            Replace an index that is already there.
-        writer_heap_mb (`int`, *optional*, defaults to 128):
-            Memory of the writer before it starts a new segment, in MB; at least 16 per thread.
-        num_threads (`int`, *optional*, defaults to 1):
-            Threads that write. With one, the same passages fill the same segments in every build.
-        on_progress (`Callable[[int, int], None]`, *optional*):
-            Called now and then with the bytes of the corpus read so far and its size in bytes.
-
-    Returns:
-        `dict[str, Any]`: The manifest of the new index.
-
-    Raises:
-        `ConfigurationError`: If a row of the corpus is malformed, two rows share an id, there is no row, or
-            `index_dir` may not be replaced.
-        `RetrievalError`: If the index could not be written, for instance because the disk is full.
-
-    Example:
-    ```python
-    >>> manifest = build_bm25_index("corpus.jsonl", "indexes/corpus")  # doctest: +SKIP
-    >>> BM25Retriever.open("indexes/corpus").search(["capital of Peru"], k=3)  # doctest: +SKIP
-
-    ```
-    """
-    if num_threads < 1:
-        raise ConfigurationError(f"`num_threads` must be at least 1: got {num_threads}. Leave it out for one thread.")
-    if writer_heap_mb < _MIN_HEAP_MB * num_threads:
-        raise ConfigurationError(
-            f"`writer_heap_mb` must be at least {_MIN_HEAP_MB} for each of {num_threads} threads: "
-            f"got {writer_heap_mb}. Give the writer more memory or fewer threads."
-        )
-    digest = CorpusDigest(corpus)
-    with staged_index(index_dir, overwrite=overwrite) as staging:
-        folder = staging / _FILES
-        folder.mkdir()
-        index = tantivy.Index(_schema(), path=str(folder))
-        index.register_tokenizer(_ANALYZER, _analyzer())
-        writer = index.writer(writer_heap_mb * 1_000_000, num_threads)
-        try:
-            for passage in read_corpus(corpus, on_progress=on_progress):
-                writer.add_document(_document(passage, ordinal=digest.num_passages))
-                digest.add(passage)
-            digest.finish()
-            writer.commit()
-        except BaseException as error:
-            writer.rollback()
-            if isinstance(error, GroundedRLError) or not isinstance(error, (ValueError, OSError)):
-                raise
-            raise RetrievalError(
-                f"The index could not be written to `{Path(index_dir).absolute().parent}`: {_first_line(error)} "
-                "Check that the disk has room."
-            ) from error
-        finally:
-            # Also after a failure: a writer that still runs would write into the folder while it is being removed.
-            writer.wait_merging_threads()
-        return write_manifest(
-            staging,
-            {
-                "backend": BACKEND,
-                "corpus_name": Path(corpus).name,
-                "corpus_sha256": digest.sha256,
-                "num_passages": digest.num_passages,
-                "ids_ascending": digest.ids_ascending,
-                "library": "tantivy",
-                "library_version": metadata.version("tantivy"),
-                "parameters": dict(_PARAMETERS),
-            },
-        )
 
 
 class BM25Retriever:
@@ -151,7 +45,7 @@ class BM25Retriever:
         self._schema = schema
         self._manifest = dict(manifest)
         self._num_threads = threads
-        self._analyzers = (_analyzer(drop_function_words=True), _analyzer())
+        self._analyzers = (analyzer(drop_function_words=True), analyzer())
 
     @classmethod
     def open(cls, index_dir: str | Path, *, num_threads: int | None = None) -> BM25Retriever:
@@ -178,10 +72,10 @@ class BM25Retriever:
         manifest = load_manifest(index_dir)
         _check_compatible(Path(index_dir), manifest)
         try:
-            searcher, schema = _open_searcher(Path(index_dir).absolute() / _FILES)
+            searcher, schema = _open_searcher(Path(index_dir).absolute() / FILES)
         except (ValueError, OSError) as error:
             raise ConfigurationError(
-                f"`{index_dir}` must be an intact index: got {_first_line(error)!r}. Rebuild the index."
+                f"`{index_dir}` must be an intact index: got {first_line(error)!r}. Rebuild the index."
             ) from error
         if searcher.num_docs != manifest["num_passages"]:
             raise ConfigurationError(
@@ -251,7 +145,7 @@ class BM25Retriever:
     def _search_one(self, query: str, k: int) -> list[Hit]:
         """Hits of one query."""
         without_function_words, with_all_words = self._analyzers
-        terms = _query_terms(without_function_words, query) or _query_terms(with_all_words, query)
+        terms = query_terms(without_function_words, query) or query_terms(with_all_words, query)
         if not terms:
             return []
         clauses = [
@@ -261,7 +155,7 @@ class BM25Retriever:
             best = self._candidates(tantivy.Query.boolean_query(clauses), k)
             return [Hit(passage=self._passage(address), score=score) for score, address in self._ordered(best)[:k]]
         except (ValueError, OSError) as error:
-            raise RetrievalError(f"The BM25 index could not be searched: {_first_line(error)}") from error
+            raise RetrievalError(f"The BM25 index could not be searched: {first_line(error)}") from error
 
     def _candidates(self, query: tantivy.Query, k: int) -> list[tuple[float, tantivy.DocAddress]]:
         """Best `k` passages and all others that tie with the last of them, by descending score."""
@@ -285,14 +179,14 @@ class BM25Retriever:
         if self._manifest["ids_ascending"]:
             keys = self._searcher.fast_field_values("ordinal", addresses)
         else:
-            keys = [id_sort_key(_stored_text(self._searcher.doc(address), "id")) for address in addresses]
+            keys = [id_sort_key(stored_text(self._searcher.doc(address), "id")) for address in addresses]
         ranked = sorted(zip(found, keys, strict=True), key=lambda item: (-item[0][0], item[1]))
         return [pair for pair, _ in ranked]
 
     def _passage(self, address: tantivy.DocAddress) -> Passage:
         """The stored passage."""
         document = self._searcher.doc(address)
-        return Passage(**{name: _stored_text(document, name) for name in ("id", "title", "text")})
+        return Passage(**{name: stored_text(document, name) for name in ("id", "title", "text")})
 
 
 def _open_searcher(folder: Path) -> tuple[tantivy.Searcher, tantivy.Schema]:
@@ -305,57 +199,13 @@ def _open_searcher(folder: Path) -> tuple[tantivy.Searcher, tantivy.Schema]:
                 (Path(links) / path.name).symlink_to(path)
         index = tantivy.Index.open(links)
         index.config_reader("manual")
-        index.register_tokenizer(_ANALYZER, _analyzer())
+        index.register_tokenizer(ANALYZER, analyzer())
         return index.searcher(), index.schema
 
 
 def _num_cpus() -> int:
     """CPUs this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _schema() -> tantivy.Schema:
-    """Stored id, title and text; one searched field; position in the corpus as a column."""
-    builder = tantivy.SchemaBuilder()
-    for name in ("id", "title", "text"):
-        # Text fields are always indexed by the binding; bytes are stored only.
-        builder.add_bytes_field(name, stored=True)
-    builder.add_text_field("contents", tokenizer_name=_ANALYZER, index_option="freq")
-    builder.add_unsigned_field("ordinal", fast=True)
-    return builder.build()
-
-
-def _analyzer(*, drop_function_words: bool = False) -> tantivy.TextAnalyzer:
-    """Analysis of passages and of queries, but for the Unicode normalisation, which is done before."""
-    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-    builder = builder.filter(tantivy.Filter.remove_long(_MAX_TOKEN_BYTES)).filter(tantivy.Filter.lowercase())
-    builder = builder.filter(tantivy.Filter.ascii_fold())
-    if drop_function_words:
-        builder = builder.filter(tantivy.Filter.stopword("english"))
-    return builder.filter(tantivy.Filter.stemmer("english")).build()
-
-
-def _document(passage: Passage, *, ordinal: int) -> tantivy.Document:
-    """What is written for one passage."""
-    document = tantivy.Document()
-    for name in ("id", "title", "text"):
-        document.add_bytes(name, getattr(passage, name).encode("utf-8"))
-    document.add_text("contents", unicodedata.normalize("NFC", f"{passage.title}\n{passage.text}"))
-    document.add_unsigned("ordinal", ordinal)
-    return document
-
-
-def _stored_text(document: tantivy.Document, name: str) -> str:
-    """A stored field; the binding returns bytes as a sequence of integers or as bytes."""
-    return bytes(document.get_first(name) or b"").decode("utf-8")
-
-
-def _query_terms(analyzer: tantivy.TextAnalyzer, query: str) -> list[str]:
-    """Distinct words of a query in order of appearance, as the index spells them."""
-    # A query may hold unpaired surrogates (a model's broken byte sequences), which the analyser could not encode.
-    text = query[:MAX_QUERY_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
-    terms = dict.fromkeys(analyzer.analyze(unicodedata.normalize("NFC", text)))
-    return list(terms)[:MAX_QUERY_TERMS]
 
 
 def _check_arguments(queries: Sequence[str], k: int) -> None:
@@ -377,8 +227,8 @@ def _check_compatible(index_dir: Path, manifest: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"`{index_dir}` must be a `{BACKEND}` index: got `{manifest['backend']}`. Open it with `build_retriever`."
         )
-    if manifest["parameters"] != _PARAMETERS:
-        changed = [name for name in _PARAMETERS if manifest["parameters"].get(name) != _PARAMETERS[name]]
+    if manifest["parameters"] != PARAMETERS:
+        changed = [name for name in PARAMETERS if manifest["parameters"].get(name) != PARAMETERS[name]]
         raise ConfigurationError(
             f"`{index_dir}` must be built with the parameters of this release: got another value of "
             f"{', '.join(f'`{name}`' for name in changed) or 'an unknown parameter'}. Rebuild the index."
@@ -389,8 +239,3 @@ def _check_compatible(index_dir: Path, manifest: Mapping[str, Any]) -> None:
             f"`{index_dir}` must be searched with tantivy {built}, which built it: got {installed}. "
             f"Rebuild the index or install `tantivy=={built}`."
         )
-
-
-def _first_line(error: Exception) -> str:
-    """First line of an exception's message, so that ours stays one line."""
-    return str(error).partition("\n")[0]
