@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 EXAMPLE = """examples:
   grounded-rl search --index indexes/wiki "capital of Peru" "currency of Chile" --k 5
   cat questions.txt | grounded-rl search --index indexes/wiki - --json
+  grounded-rl search --index http://127.0.0.1:8000 "capital of Peru"
 """
 
 _BATCH = 256
@@ -38,7 +38,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "queries", nargs="+", metavar="QUERY", help="queries; - reads one per line from standard input"
     )
-    parser.add_argument("--index", type=Path, required=True, metavar="DIR", help="folder of the index")
+    parser.add_argument(
+        "--index", required=True, metavar="DIR", help="folder of the index, or URL of a retrieval server"
+    )
     parser.add_argument("--k", type=int, default=3, help="passages per query (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per query")
     parser.set_defaults(run=run)
@@ -55,19 +57,23 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         `int`: Exit status; finding nothing is no failure.
     """
+    from grounded_rl.retrieval.base import close_retriever
     from grounded_rl.retrieval.build import build_retriever
 
     retriever = build_retriever(args.index)
     given = [line for query in args.queries for line in (_stdin_lines() if query == "-" else [query])]
     # Arguments that are not UTF-8 arrive as unpaired surrogates, which could not be printed.
     queries = [query.encode("utf-8", "replace").decode("utf-8") for query in given]
-    for start in range(0, len(queries), _BATCH):
-        batch = queries[start : start + _BATCH]
-        for query, hits in zip(batch, retriever.search(batch, args.k), strict=True):
-            if args.json:
-                print(_as_json(query, hits))
-            else:
-                _print_table(query, hits)
+    try:
+        for start in range(0, len(queries), _BATCH):
+            batch = queries[start : start + _BATCH]
+            for query, hits in zip(batch, retriever.search(batch, args.k), strict=True):
+                if args.json:
+                    print(_as_json(query, hits))
+                else:
+                    _print_table(query, hits)
+    finally:
+        close_retriever(retriever)
     return 0
 
 
