@@ -13,7 +13,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from grounded_rl.errors import ConfigurationError
 from grounded_rl.import_utils import require
@@ -40,6 +40,7 @@ _PROGRESS_INTERVAL = 1_000
 _BATCH = 256
 _SAMPLE_ROWS = 2_000
 _BUFFER_BYTES = 1 << 20
+_INPUT_BYTES = 1 << 16
 _SUFFIX_PARQUET = (".parquet", ".pq")
 
 
@@ -143,9 +144,7 @@ def _lines(path: Path, on_progress: ProgressCallback | None) -> Iterator[tuple[i
         if path.suffix == ".gz":
             lines = gzip.GzipFile(fileobj=raw)
         elif path.suffix == ".zst":
-            zstandard = require("zstandard", "corpus", needed_by=f"--corpus {path.name}")
-            stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
-            lines = io.BufferedReader(stream, _BUFFER_BYTES)
+            lines = io.BufferedReader(_ZstandardStream(raw), _BUFFER_BYTES)
         for number, line in enumerate(lines, start=1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
@@ -155,6 +154,47 @@ def _lines(path: Path, on_progress: ProgressCallback | None) -> Iterator[tuple[i
                 yield number, line
         if on_progress is not None:
             on_progress(total, total)
+
+
+class _ZstandardStream(io.RawIOBase):
+    """
+    Contents of a file of zstandard frames.
+
+    The reader of the library takes a file that was cut for one that ends: a corpus would lack its last passages.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._library = require("zstandard", "corpus", needed_by="a .zst corpus")
+        self._raw = raw
+        self._frame: Any = None
+        self._input = self._output = b""
+
+    def readable(self) -> bool:
+        """Whether the stream can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer; 0 at the end of the last frame."""
+        while not self._output and self._advance():
+            pass
+        size = min(len(buffer), len(self._output))
+        buffer[:size] = self._output[:size]
+        self._output = self._output[size:]
+        return size
+
+    def _advance(self) -> bool:
+        """Decompress the next piece; whether there was one."""
+        self._input = self._input or self._raw.read(_INPUT_BYTES)
+        if not self._input:
+            if self._frame is not None:
+                raise EOFError("the file ends in the middle of a frame")
+            return False
+        if self._frame is None:
+            self._frame = self._library.ZstdDecompressor().decompressobj()
+        self._output = self._frame.decompress(self._input)
+        self._input = self._frame.unused_data if self._frame.eof else b""
+        self._frame = None if self._frame.eof else self._frame
+        return True
 
 
 def _parquet_rows(path: Path, on_progress: ProgressCallback | None) -> Iterator[tuple[int, Mapping[str, Any]]]:

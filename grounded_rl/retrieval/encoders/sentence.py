@@ -7,10 +7,11 @@ in a package of its own: add it to `PACKAGED_MODELS`; the package must have `get
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,13 +197,14 @@ def _load_sentence_transformer(model: str, device: str, dtype: str, pooling: str
     torch = require("torch", "dense", needed_by="an encoder")
     location = _locate(model)
     try:
-        transformer = sentence_transformers.SentenceTransformer(
-            location,
-            device=device,
-            trust_remote_code=False,
-            local_files_only=Path(location).is_dir(),
-            model_kwargs={"dtype": getattr(torch, dtype)},
-        )
+        with _no_progress_bars():
+            transformer = sentence_transformers.SentenceTransformer(
+                location,
+                device=device,
+                trust_remote_code=False,
+                local_files_only=Path(location).is_dir(),
+                model_kwargs={"dtype": getattr(torch, dtype)},
+            )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigurationError(
             f"`encoder` must be a sentence-transformers or transformers model: got {model!r} "
@@ -216,6 +218,20 @@ def _load_sentence_transformer(model: str, device: str, dtype: str, pooling: str
             if hasattr(module, "pooling_mode"):
                 module.pooling_mode = pooling
     return transformer
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep the bars of transformers off the error stream, which is for ours."""
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
 
 
 def _locate(model: str) -> str:
