@@ -74,12 +74,17 @@ class ElasticsearchNode:
         """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def log_path(self) -> Path:
+        """File of the server's log, in the folder of the node."""
+        return self._home / "server.log"
+
     def start(self, timeout: float = START_TIMEOUT_S) -> ElasticsearchNode:
         """Start the process and return once it answers."""
         if self.is_running:
             return self
         deadline = time.monotonic() + timeout
-        with self._log_path.open("ab") as log:
+        with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
@@ -115,19 +120,15 @@ class ElasticsearchNode:
 
     def log(self) -> str:
         """End of what the server wrote to its log."""
-        if not self._log_path.is_file():
+        if not self.log_path.is_file():
             return ""
-        return self._log_path.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:]
+        return self.log_path.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:]
 
     def __enter__(self) -> ElasticsearchNode:
         return self.start()
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-    @property
-    def _log_path(self) -> Path:
-        return self._home / "server.log"
 
     def _command(self) -> list[str]:
         """Command line of the server."""

@@ -9,6 +9,7 @@ from grounded_rl.retrieval.elasticsearch.backend import ElasticsearchRetriever
 from grounded_rl.retrieval.elasticsearch.client import ElasticsearchClient, ElasticsearchSettings
 from grounded_rl.retrieval.elasticsearch.mapping import BACKEND, IndexSpec, index_facts
 from grounded_rl.retrieval.elasticsearch.plan import SearchPlan
+from grounded_rl.retrieval.elasticsearch.pointer import read_pointer, write_pointer
 from grounded_rl.retrieval.elasticsearch.writer import ElasticsearchWriter, WriteLimits, new_index_name
 
 __all__ = [
@@ -22,4 +23,6 @@ __all__ = [
     "WriteLimits",
     "index_facts",
     "new_index_name",
+    "read_pointer",
+    "write_pointer",
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from grounded_rl.errors import BadResponseError, ConfigurationError, IndexMismatchError, RetrievalError
 from grounded_rl.retrieval.base import Hit, Passage
@@ -17,8 +18,8 @@ from grounded_rl.retrieval.elasticsearch.client import ElasticsearchClient, Elas
 from grounded_rl.retrieval.elasticsearch.dispatch import Body, Dispatcher, InFlightLimit, Outcome, RetryPolicy, retried
 from grounded_rl.retrieval.elasticsearch.failures import status_error
 from grounded_rl.retrieval.elasticsearch.identity import OpenIndex, check_unchanged, find_index, searched_fields
-from grounded_rl.retrieval.elasticsearch.mapping import BACKEND
 from grounded_rl.retrieval.elasticsearch.plan import SearchPlan, check_arguments, check_encoder, check_vectors
+from grounded_rl.retrieval.elasticsearch.pointer import PROBE_FILE, read_pointer
 from grounded_rl.retrieval.elasticsearch.queries import (
     MAX_HITS,
     census_body,
@@ -31,16 +32,13 @@ from grounded_rl.retrieval.elasticsearch.queries import (
     parse_neighbours,
 )
 from grounded_rl.retrieval.fusion import reciprocal_rank_fusion, weighted_score_fusion
-from grounded_rl.retrieval.manifest import load_manifest
 
 if TYPE_CHECKING:
     from grounded_rl.retrieval.encoders import Encoder
 
-PROBE_FILE: Final = "encoder_probe.npy"
-"""File of the folder with the vectors by which the encoder is recognised."""
-
 _FIRST_SLOTS = 4
 _TIE_MARGIN = 8
+_TIE_GROWTH = 8
 _TRUST_S = 30.0
 _TRUST_AFTER_NOTHING_S = 1.0
 _MSEARCH_HEADER: Final = {"allow_partial_search_results": False}
@@ -112,21 +110,13 @@ class ElasticsearchRetriever:
 
         ```
         """
-        manifest = load_manifest(index_dir)
-        target = manifest.get("server")
-        if manifest["backend"] != BACKEND or not isinstance(target, Mapping):
-            raise ConfigurationError(
-                f"`{index_dir}` must be an `{BACKEND}` index: got `{manifest['backend']}`. "
-                "Open it with `build_retriever`."
-            )
+        manifest, address, name = read_pointer(index_dir)
         vectors = manifest["parameters"].get("vectors")
         if encoder is None and vectors is not None and options.get("mode") != "lexical":
             from grounded_rl.retrieval.encoders import load_recorded_encoder
 
             encoder = load_recorded_encoder(vectors["encoder"], np.load(Path(index_dir) / PROBE_FILE))
-        return cls.connect(
-            url or str(target["url"]), str(target["index"]), manifest=manifest, encoder=encoder, **options
-        )
+        return cls.connect(url or address, name, manifest=manifest, encoder=encoder, **options)
 
     @classmethod
     def connect(
@@ -224,12 +214,10 @@ class ElasticsearchRetriever:
         found: dict[str, list[Hit]] = {}
         if distinct:
             self._verify(_TRUST_S)
-            answers = self._dispatcher.run(self._bodies(distinct, size))
-            hits = [self._hits(responses, size) for responses in answers]
-            if not all(hits):
+            found = self._found(distinct, size)
+            if not all(found.values()):
                 # Nothing found is a claim about the whole index: make sure that it is the index.
                 self._verify(_TRUST_AFTER_NOTHING_S)
-            found = dict(zip(distinct, hits, strict=True))
         return [list(found.get(query, ())) for query in clipped]
 
     def sample(self, count: int) -> list[Passage]:
@@ -287,48 +275,65 @@ class ElasticsearchRetriever:
             self._dispatcher.close()
             self._client.close()
 
-    def _bodies(self, queries: Sequence[str], size: int) -> list[list[Body]]:
-        """Bodies of every query: by words, by vector, or both in this order."""
-        fused = self._mode == "hybrid"
-        total = int(self._index.meta["num_passages"])
-        reach = min(max(size, self._plan.window), total, MAX_HITS) if fused else size
-        bodies: list[list[Body]] = [[] for _ in queries]
-        if self._mode != "dense":
-            for body, query in zip(bodies, queries, strict=True):
-                body.append(lexical_body(query, reach))
-        if self._mode != "lexical":
-            assert self._encoder is not None
-            with self._encoder_lock:
-                vectors = self._encoder.encode_queries(queries)
-            check_vectors(vectors, len(queries), int(self._index.spec.dims or 0))
-            neighbours = min(reach + _TIE_MARGIN, total, MAX_HITS)
-            for body, vector in zip(bodies, vectors, strict=True):
-                body.append(
-                    knn_body(
-                        vector,
-                        neighbours,
-                        vector_index=self._index.spec.vector_index,
-                        num_candidates=self._plan.num_candidates,
-                    )
-                )
+    def _found(self, queries: Sequence[str], size: int) -> dict[str, list[Hit]]:
+        """Hits of every query; those whose last neighbour ties with others are asked again, with more of them."""
+        found: dict[str, list[Hit]] = {}
+        vectors = self._vectors(queries)
+        remaining, margin = list(queries), _TIE_MARGIN
+        reach = min(max(size, self._plan.window), MAX_HITS) if self._mode == "hybrid" else size
+        limit = min(int(self._index.meta["num_passages"]), MAX_HITS)
+        while remaining:
+            asked = min(reach + margin, limit)
+            bodies = [self._bodies(query, vectors.get(query), reach, asked) for query in remaining]
+            answers = self._dispatcher.run(bodies)
+            tied = []
+            for query, responses in zip(remaining, answers, strict=True):
+                words, neighbours = self._rankings(responses, reach)
+                is_cut = len(neighbours) == asked < limit and neighbours[-1].score == neighbours[reach - 1].score
+                if is_cut:
+                    tied.append(query)
+                else:
+                    found[query] = self._fused(words, neighbours[:reach], size)
+            remaining, margin = tied, _TIE_GROWTH * margin
+        return found
+
+    def _vectors(self, queries: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """Vectors of the queries, if vectors are searched."""
+        if self._mode == "lexical":
+            return {}
+        assert self._encoder is not None
+        with self._encoder_lock:
+            vectors = self._encoder.encode_queries(queries)
+        check_vectors(vectors, len(queries), int(self._index.spec.dims or 0))
+        return dict(zip(queries, vectors, strict=True))
+
+    def _bodies(self, query: str, vector: NDArray[np.float32] | None, reach: int, neighbours: int) -> list[Body]:
+        """Bodies of a query: by words, by vector, or both in this order."""
+        bodies = [] if self._mode == "dense" else [lexical_body(query, reach)]
+        if vector is not None:
+            kind, candidates = self._index.spec.vector_index, self._plan.num_candidates
+            bodies.append(knn_body(vector, neighbours, vector_index=kind, num_candidates=candidates))
         return bodies
 
-    def _hits(self, responses: Sequence[Mapping[str, Any]], size: int) -> list[Hit]:
-        """Hits of one query from the answers to its bodies."""
+    def _rankings(self, responses: Sequence[Mapping[str, Any]], reach: int) -> tuple[list[Hit], list[Hit]]:
+        """Hits by words and by vector from the answers to the bodies of one query."""
         name = self._index.name
+        words = [] if self._mode == "dense" else parse_hits(responses[0], name, reach)
         if self._mode == "lexical":
-            return parse_hits(responses[0], name, size)
+            return words, []
         neighbours = parse_neighbours(responses[-1], name, MAX_HITS)
         if not neighbours:
             raise IndexMismatchError(
                 f"The index `{name}` must have neighbours for every vector: got none. Build it again."
             )
-        if self._mode == "dense":
-            return neighbours[:size]
-        words = parse_hits(responses[0], name, MAX_HITS)
+        return words, neighbours
+
+    def _fused(self, words: list[Hit], neighbours: list[Hit], size: int) -> list[Hit]:
+        """The hits of a query."""
+        if self._mode != "hybrid":
+            return (words or neighbours)[:size]
         fuse = reciprocal_rank_fusion if self._plan.fusion == "rrf" else weighted_score_fusion
-        window = max(size, self._plan.window)
-        return fuse([words[:window], neighbours[:window]], size, weights=self._plan.weights)
+        return fuse([words, neighbours], size, weights=self._plan.weights)
 
     def _transmit(self, bodies: Sequence[Body]) -> list[Outcome]:
         """One request with a census in front: an answer or an error for every body."""

@@ -235,7 +235,8 @@ class Dispatcher:
                 self._queue.clear()
             if self._in_flight >= self._limit.slots or not self._queue:
                 return []
-            batch, size = [], 0
+            batch: list[_Job] = []
+            size = 0
             while self._queue and (not batch or size + len(self._queue[0].bodies) <= self._max_batch_size):
                 job = self._queue.popleft()
                 size += len(job.bodies)

@@ -50,9 +50,11 @@ class SearchPlan:
             if value not in allowed:
                 listed = ", ".join(f"`{choice}`" for choice in allowed if choice)
                 raise ConfigurationError(f"`{name}` must be one of {listed}: got {value!r}. Choose one of these.")
-        for name, value in (("window", self.window), ("num_candidates", self.num_candidates or 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_HITS:
-                raise ConfigurationError(f"`{name}` must lie in [1, {MAX_HITS}]: got {value!r}. Leave it out.")
+        for name, count in (("window", self.window), ("num_candidates", self.num_candidates)):
+            if name == "num_candidates" and count is None:
+                continue
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_HITS:
+                raise ConfigurationError(f"`{name}` must lie in [1, {MAX_HITS}]: got {count!r}. Leave it out.")
         if len(self.weights) != 2 or not all(weight > 0 for weight in self.weights):
             raise ConfigurationError(f"`weights` must be two numbers above 0: got {self.weights!r}. Leave it out.")
 

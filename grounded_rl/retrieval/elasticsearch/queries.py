@@ -231,7 +231,9 @@ def check_whole(response: Mapping[str, Any]) -> None:
             raise BackendTimeoutError("The search hit the server's time limit; its partial hits were discarded.")
         raise BadResponseError(f"An answer must say `timed_out`: got {_excerpt(dict(response))}.")
     shards = response.get("_shards")
-    counts = [shards.get(name) for name in ("total", "successful", "failed")] if isinstance(shards, Mapping) else []
+    counts: list[Any] = []
+    if isinstance(shards, Mapping):
+        counts = [shards.get(name) for name in ("total", "successful", "failed")]
     if len(counts) != 3 or any(type(count) is not int for count in counts):
         raise BadResponseError(f"An answer must count its `_shards`: got {_excerpt(shards)}.")
     total, successful, failed = counts
