@@ -148,7 +148,8 @@ def open_structure(folder: Path, parameters: Mapping[str, Any]) -> Any:
         index.nprobe = parameters["nprobe"]
         return index
     if parameters["kind"] == HNSW:
-        index = faiss.read_index(str(folder / GRAPH), faiss.IO_FLAG_MMAP_IFC)
+        # Older releases of FAISS read the graph into memory.
+        index = faiss.read_index(str(folder / GRAPH), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
         index.hnsw.efSearch = parameters["ef_search"]
         return index
     return None
