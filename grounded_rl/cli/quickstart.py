@@ -47,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("quickstart"), metavar="DIR", help="folder of the results")
     parser.add_argument(
-        "--num-questions", type=int, default=400, metavar="N", help="held-out questions (default: 400)"
+        "--num-questions", type=int, default=300, metavar="N", help="held-out questions (default: 300)"
     )
     parser.set_defaults(run=_run, takes_overrides=True)
 
