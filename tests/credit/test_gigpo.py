@@ -84,6 +84,13 @@ def test_episode_credit_per_step_and_per_rollout():
     assert_equal(episode_advantages(outcome, GROUPS, singleton="raw", epsilon=0.0)[5], 0.7)
 
 
+@pytest.mark.parametrize("rollout_ids", [None, torch.arange(2)])
+def test_outcomes_are_standardised_with_1e_6_added_to_the_deviation(rollout_ids):
+    # Sample deviation of (0, 2e-6): sqrt(2) * 1e-6.
+    advantages = episode_advantages(double([0.0, 2e-6]), longs([0, 0]), rollout_ids=rollout_ids)
+    assert_equal(advantages[1], 1 / (2**0.5 + 1))
+
+
 def test_rollout_ids_may_come_in_any_order():
     outcome, groups, rollouts = double([0.0, 1.0, 0.0, 1.0]), longs([5, 5, 5, 5]), longs([9, 2, 9, 2])
     assert_equal(episode_advantages(outcome, groups, rollout_ids=rollouts, scale="none"), [-0.5, 0.5, -0.5, 0.5])

@@ -65,6 +65,12 @@ def test_a_turn_without_generated_tokens_is_never_a_candidate():
     assert candidate_mask(parents, has_tokens).tolist() == [False, True, False, False]
 
 
+def test_token_marks_may_be_counts():
+    candidates = candidate_mask(longs([-1, 0, 1, 2]), longs([0, 2, 0, 2]))
+    assert candidates.dtype == torch.bool
+    assert candidates.tolist() == [False, True, False, False]
+
+
 def test_the_root_is_the_fallback_of_a_tree_without_any_search_and_of_no_other():
     parents = longs([-1, 0, 0, -1, 3, 4])  # the first tree only has direct answers
     has_tokens = torch.tensor([False, True, True, False, True, True])

@@ -299,6 +299,12 @@ def test_proportional_weights_are_uniform_when_all_surprisals_are_zero():
     assert weights.tolist() == [0, 0.5, 0.5, 1]
 
 
+def test_proportional_weights_of_zero_surprisals_have_a_finite_gradient():
+    surprisals = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    child_weights(torch.tensor([-1, 0, 0, 1]), surprisals, weights="proportional")[1].backward()
+    assert surprisals.grad.tolist() == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_leaves_that_do_not_count_leave_the_whole_to_their_siblings(kind: str):
     valid = torch.ones(8, dtype=torch.bool)
@@ -366,6 +372,7 @@ def test_every_node_column_is_checked():
     columns = {"parents": parents, "rewards": rewards, "valid": valid}
     assert_misfits_refused(standardized_leaf_values, "rewards", "valid", **columns)
     assert_misfits_refused(zero_variance_trees, "rewards", "valid", **columns)
+    assert_misfits_refused(child_weights, "surprisals", "valid", parents=parents, surprisals=rewards, valid=valid)
     assert_misfits_refused(
         tree_values,
         "surprisals",
