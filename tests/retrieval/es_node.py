@@ -46,15 +46,23 @@ class ElasticsearchNode:
         modern_clients (`bool`, *optional*, defaults to `True`):
             Accept the media types of clients 8 and 9 and say that this is Elasticsearch, as newer servers do. Without
             it, such a client refuses the server.
+        optimize (`bool`, *optional*, defaults to `False`):
+            Compile thoroughly: starts slower and is faster later, for measurements.
     """
 
     def __init__(
-        self, settings: Mapping[str, object] | None = None, *, heap_mb: int = 512, modern_clients: bool = True
+        self,
+        settings: Mapping[str, object] | None = None,
+        *,
+        heap_mb: int = 512,
+        modern_clients: bool = True,
+        optimize: bool = False,
     ) -> None:
         self._parts = prepare_node()
         self._settings = dict(settings or {})
         self._heap_mb = heap_mb
         self._modern_clients = modern_clients
+        self._optimize = optimize
         self._home = Path(tempfile.mkdtemp(prefix="grounded-rl-es-"))
         self._port = 0
         self._process: subprocess.Popen[str] | None = None
@@ -137,7 +145,7 @@ class ElasticsearchNode:
             parts.java,
             f"-Xmx{self._heap_mb}m",
             "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
+            *([] if self._optimize else ["-XX:TieredStopAtLevel=1"]),
             # Without it every answer waits 40 ms for an acknowledgement.
             "-Dsun.net.httpserver.nodelay=true",
             "-Dsun.net.httpserver.maxIdleConnections=1024",

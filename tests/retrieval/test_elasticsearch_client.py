@@ -124,6 +124,20 @@ def test_the_client_never_tries_again_by_itself(outcome, kind):
         assert node.num_requests == count
 
 
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("https://search.example.org", "https://search.example.org:443"),
+        ("http://localhost/", "http://localhost:80"),
+        ("http://[::1]:9200", "http://[::1]:9200"),
+        ("https://proxy.example.org:8443/search/", "https://proxy.example.org:8443/search"),
+    ],
+)
+def test_an_address_may_leave_out_its_port_and_have_a_path(url, base):
+    (node,) = _nodes(url)
+    assert node.base_url == base
+
+
 def test_there_is_a_connection_for_every_request_on_its_way():
     (node,) = _nodes("http://localhost:9200", max_in_flight=48)
     assert node.config.connections_per_node >= 48
@@ -135,6 +149,8 @@ def test_there_is_a_connection_for_every_request_on_its_way():
         ({"url": "search.example.org:9200"}, "`url` must be the address of a server"),
         ({"url": "ftp://search.example.org"}, "`url` must be the address of a server"),
         ({"url": "https://"}, "`url` must be the address of a server"),
+        ({"url": "https://host:port"}, "`url` must be the address of a server"),
+        ({"url": "https://host:70000"}, "`url` must be the address of a server"),
         ({"url": "https://me:secret@host:9200"}, "`url` must not hold a password: got 'https://…@host:9200'"),
         ({"timeout": 0}, "`timeout` must be above 0 seconds: got 0"),
         ({"patience": -1.0}, "`patience` must be above 0 seconds"),

@@ -75,6 +75,7 @@ class ElasticsearchRetriever:
         limit = InFlightLimit(_FIRST_SLOTS, settings.max_in_flight)
         self._dispatcher = Dispatcher(self._transmit, limit, self._retry, max_batch_size=settings.max_batch_size)
         self._closed = threading.Event()
+        self._verify_lock = threading.Lock()
         self._verified_at = time.monotonic()
         check_encoder(index, self._mode, encoder)
 
@@ -186,6 +187,16 @@ class ElasticsearchRetriever:
     def index_name(self) -> str:
         """Name of the index on the server, never an alias."""
         return self._index.name
+
+    @property
+    def num_requests(self) -> int:
+        """Requests with searches that were sent so far."""
+        return self._dispatcher.num_requests
+
+    @property
+    def num_retries(self) -> int:
+        """Searches that were sent again so far."""
+        return self._dispatcher.num_retries
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """
@@ -375,10 +386,10 @@ class ElasticsearchRetriever:
     def _verify(self, trust: float) -> None:
         """Check that the index is what it was, unless that was done within the last `trust` seconds."""
         self._check_open()
-        if time.monotonic() - self._verified_at < trust:
-            return
-        retried(lambda: check_unchanged(self._client, self._index), self._retry, self._closed)
-        self._verified_at = time.monotonic()
+        with self._verify_lock:
+            if time.monotonic() - self._verified_at >= trust:
+                retried(lambda: check_unchanged(self._client, self._index), self._retry, self._closed)
+                self._verified_at = time.monotonic()
 
     def _check_open(self) -> None:
         """Raise after `close`."""

@@ -32,6 +32,7 @@ from grounded_rl.retrieval.elasticsearch.failures import (
     status_error,
 )
 
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _LOGGER = logging.getLogger(__name__)
 _FINGERPRINT = re.compile(r"(?:[0-9a-fA-F]{2}:?){31}[0-9a-fA-F]{2}")
 
@@ -74,7 +75,13 @@ class ElasticsearchSettings:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        if (
+            parts.scheme not in _DEFAULT_PORTS
+            or not parts.hostname
+            or parts.query
+            or parts.fragment
+            or _port(self.url) < 1
+        ):
             raise ConfigurationError(
                 f"`url` must be the address of a server, `http(s)://host:port`: got {_redacted(self.url)!r}. "
                 "Correct the address."
@@ -264,7 +271,7 @@ class ElasticsearchClient:
 def _client_options(settings: ElasticsearchSettings, node_class: type | None) -> dict[str, Any]:
     """Arguments of the official client."""
     options: dict[str, Any] = {
-        "hosts": [settings.url],
+        "hosts": [_with_port(settings.url)],
         "request_timeout": settings.timeout,
         "connections_per_node": settings.max_in_flight + 2,
         "max_retries": 0,
@@ -306,6 +313,22 @@ def _is_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _port(url: str) -> int:
+    """Port of an address, given or implied; 0 for one that is none."""
+    parts = urlsplit(url)
+    try:
+        return _DEFAULT_PORTS[parts.scheme] if parts.port is None else parts.port
+    except ValueError:
+        return 0
+
+
+def _with_port(url: str) -> str:
+    """An address as the official client wants it: with its port, and without a slash at its end."""
+    parts = urlsplit(url)
+    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+    return f"{parts.scheme}://{host}:{_port(url)}{parts.path.rstrip('/')}"
 
 
 def _redacted(url: str) -> str:

@@ -173,6 +173,7 @@ class ElasticsearchWriter:
         """
         if self._version is None:
             self.server_version()
+        self._stopped.clear()
         written = 0
         pending: deque[tuple[int, int, Future[None]]] = deque()
         with ThreadPoolExecutor(self._limits.num_threads, thread_name_prefix="grounded-rl-bulk") as pool:
