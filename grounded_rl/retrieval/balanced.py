@@ -98,6 +98,14 @@ class BalancedRetriever:
         assert self._manifest is not None
         return self._manifest
 
+    @property
+    def search_parameters(self) -> Mapping[str, object]:
+        """How the members search, as the first one in service tells it; empty if it does not."""
+        with self._lock:
+            members = sorted(self._members, key=lambda member: member.error is not None)
+        parameters: Mapping[str, object] = getattr(members[0].retriever, "search_parameters", {})
+        return parameters
+
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """
         The best passages for every query, from as many members as it has use for.

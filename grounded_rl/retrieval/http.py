@@ -74,6 +74,7 @@ class HTTPRetriever:
         self._max_batch_size = max_batch_size
         self._index_id = index_id
         self._manifest: dict[str, Any] | None = None
+        self._search_parameters: dict[str, Any] | None = None
         self._max_k: int | None = None
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
@@ -124,6 +125,13 @@ class HTTPRetriever:
     def manifest(self) -> Mapping[str, object]:
         """What the server's index was built from; asked for once. Of a server without `/info`, what is known."""
         return self._known_manifest()
+
+    @property
+    def search_parameters(self) -> Mapping[str, object]:
+        """How the server searches its index, where that was chosen when it was opened; empty if it does not say."""
+        if self._search_parameters is None:
+            self._learn(self._timeout)
+        return self._search_parameters or {}
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """
@@ -196,11 +204,21 @@ class HTTPRetriever:
             if self._index_id is not None:
                 manifest["index_id"] = self._index_id
             limits: Mapping[str, Any] = {}
+            parameters: dict[str, Any] | None = {}
         else:
             self._check_status(answer)
-            manifest, limits = _parse_info(answer.json(), self._url)
+            info = answer.json()
+            manifest, limits = _parse_info(info, self._url)
+            parameters = info.get("search_parameters", {}) if isinstance(info, Mapping) else {}
             self._check_index(manifest["index_id"])
         with self._lock:
+            if self._search_parameters is None:
+                self._search_parameters = parameters
+            elif parameters is not None and parameters != self._search_parameters:
+                raise IndexMismatchError(
+                    f"The retrieval server at {self._url} must search as before, by {self._search_parameters}: "
+                    f"got {parameters}. Serve the index as at the start of this run, or start another run."
+                )
             if self._manifest is None:
                 self._index_id = manifest.get("index_id")
                 self._max_k = limits.get("max_k")

@@ -31,6 +31,7 @@ class EchoRetriever:
 
     def __init__(self, index_id: str = "echo", trouble: dict[str, Exception] | None = None):
         self.manifest = {"backend": "echo", "index_id": index_id, "num_passages": 1000, "files": {"secret": 1}}
+        self.search_parameters = {"mode": "echo"}
         self.trouble = trouble or {}
         self.calls: list[tuple[list[str], int]] = []
         self.gate = threading.Event()

@@ -60,6 +60,14 @@ def test_it_keeps_the_contract(check, bm25):
         check(balanced)
 
 
+def test_search_parameters_are_those_of_a_member_in_service(balanced, members):
+    assert balanced.search_parameters == {"mode": "echo"}
+    members[0].search_parameters = {"mode": "unknown"}
+    members[0].error = BackendUnavailableError("gone")
+    balanced.search([f"query {number}" for number in range(30)], 1)
+    assert balanced.search_parameters == {"mode": "echo"}
+
+
 def test_a_batch_is_split_over_the_members_and_keeps_its_order(balanced, members):
     queries = [f"query {number}" for number in range(50)]
     assert pairs_up(balanced.search(queries, 1), queries)

@@ -38,6 +38,7 @@ Endpoint: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
 
+_LIMITS = ("default_k", "max_k", "max_queries", "max_body_bytes")
 _OPEN_PATHS = frozenset({HEALTH_PATH, READY_PATH})
 
 
@@ -158,22 +159,21 @@ class _Service:
         return JSONResponse({"status": "ready", "index_id": self._index.index_id})
 
     async def info(self, _: Request) -> Response:
-        """`GET /info`: manifest, limits, version."""
+        """`GET /info`: manifest, parameters of the search, limits, version."""
         from fastapi.responses import JSONResponse
 
         if self._index.manifest is None:
             return _explain(BackendUnavailableError("the index is not open yet"))
-        manifest = {name: value for name, value in self._index.manifest.items() if name != "files"}
-        limits = {name: getattr(self._settings, name) for name in ("default_k", "max_k", "max_queries")}
-        limits["max_body_bytes"] = self._settings.max_body_bytes
-        return JSONResponse(
-            {
-                "manifest": manifest,
-                "limits": limits,
-                "version": self._settings.version,
-                "is_open": self._index.is_open,
-            }
-        )
+        is_open = self._index.is_open
+        body = {
+            "manifest": {name: value for name, value in self._index.manifest.items() if name != "files"},
+            # How an index is searched may be chosen when it is opened, so before that nobody knows.
+            "search_parameters": dict(getattr(self._index.retriever, "search_parameters", {})) if is_open else None,
+            "limits": {name: getattr(self._settings, name) for name in _LIMITS},
+            "version": self._settings.version,
+            "is_open": is_open,
+        }
+        return JSONResponse(body)
 
     async def health(self, _: Request) -> Response:
         """`GET /health`: the process is alive."""
