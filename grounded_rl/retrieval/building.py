@@ -90,7 +90,7 @@ def resumable_index(
     """
     target = Path(index_dir).absolute()
     check_target(target, overwrite)
-    folder = target.with_name(f".{target.name}.unfinished")
+    folder = _unfinished_folder(target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / _LOCK_NAME).open("w")
@@ -114,6 +114,21 @@ def resumable_index(
         # After the publication, so that a process killed here has lost nothing.
         for name in (BUILD_STATE_NAME, _LOCK_NAME):
             (target / name).unlink(missing_ok=True)
+
+
+def unfinished_bytes(index_dir: str | Path) -> int:
+    """
+    Size of what an unfinished build has written.
+
+    Args:
+        index_dir (`str` or `Path`):
+            Folder to publish.
+
+    Returns:
+        `int`: Bytes; 0 if there is no unfinished build.
+    """
+    folder = _unfinished_folder(Path(index_dir).absolute())
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def remaining_passages(
@@ -249,6 +264,11 @@ class Meter:
             return line
         left = max(self._total - num_done, 0) / rate
         return f"{line}, {100 * min(num_done / max(self._total, 1), 1):.0f} %, {_duration(left)} left"
+
+
+def _unfinished_folder(target: Path) -> Path:
+    """Where an index is built until it is complete."""
+    return target.with_name(f".{target.name}.unfinished")
 
 
 def _duration(seconds: float) -> str:

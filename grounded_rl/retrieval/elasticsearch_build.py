@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from grounded_rl.errors import ConfigurationError, IndexMismatchError
 from grounded_rl.retrieval.base import Passage
 from grounded_rl.retrieval.building import BuildFolder, Meter, remaining_passages, resumable_index, shards
@@ -25,7 +23,7 @@ from grounded_rl.retrieval.elasticsearch import (
     new_index_name,
 )
 from grounded_rl.retrieval.elasticsearch.pointer import PROBE_FILE
-from grounded_rl.retrieval.encoders import Encoder, encode_checked, probe
+from grounded_rl.retrieval.encoders import Encoder, encode_checked, keep_probe
 from grounded_rl.retrieval.manifest import write_manifest
 
 
@@ -112,6 +110,8 @@ def build_elasticsearch_index(
         client = ElasticsearchClient(settings)
         try:
             writer = _open_writer(build, client, target)
+            if encoder is not None:
+                keep_probe(build.path / PROBE_FILE, encoder)
             if not build.progress["is_written"]:
                 meter = Meter(expected, build.progress["num_passages"])
                 _write(build, corpus, writer, encoder, target.shard_passages, meter, on_progress, stage)
@@ -124,8 +124,6 @@ def build_elasticsearch_index(
                 server_version=writer.server_version(),
             )
             writer.finish(facts)
-            if encoder is not None:
-                np.save(build.path / PROBE_FILE, probe(encoder))
             manifest = write_manifest(
                 build.path, {**facts, "server": {"url": settings.url, "index": writer.index, "alias": target.alias}}
             )

@@ -145,7 +145,7 @@ def plan_table(rows: Iterable[Estimate]) -> str:
     return "\n".join(lines)
 
 
-def check_resources(estimate: Estimate, folder: Path) -> None:
+def check_resources(estimate: Estimate, folder: Path, *, num_bytes_there: int = 0) -> None:
     """
     Refuse a build that this machine cannot hold.
 
@@ -154,6 +154,8 @@ def check_resources(estimate: Estimate, folder: Path) -> None:
             What the index needs.
         folder (`Path`):
             Where it will be written.
+        num_bytes_there (`int`, *optional*, defaults to 0):
+            Bytes of it that an earlier try has written.
 
     Raises:
         `ConfigurationError`: If memory or disk are too small.
@@ -165,7 +167,7 @@ def check_resources(estimate: Estimate, folder: Path) -> None:
             f"got {gibibytes(memory)} available. Choose another kind (`grounded-rl index plan`) or a larger machine."
         )
     existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(existing).free + num_bytes_there
     if estimate.disk > free:
         raise ConfigurationError(
             f"`{folder}` must have room for about {gibibytes(estimate.disk)}: got {gibibytes(free)} free. "

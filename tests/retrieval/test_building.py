@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from grounded_rl.cli import main
-from grounded_rl.errors import ConfigurationError
+from grounded_rl.errors import ConfigurationError, IndexMismatchError
 from grounded_rl.retrieval import Passage, build_retriever
 from grounded_rl.retrieval.bm25 import build_bm25_index
 from grounded_rl.retrieval.building import Meter, resumable_index
@@ -197,6 +197,8 @@ def test_a_build_is_resumed_only_with_the_same_choices_and_the_same_passages(cor
         build_dense_index(changing, tmp_path / "index", WordEncoder(NUM_DIMS), options=other, resume=True)
     with pytest.raises(ConfigurationError, match="must continue with the same `num_dims`: got 8, begun with 16"):
         build_dense_index(changing, tmp_path / "index", WordEncoder(8), options=options, resume=True)
+    with pytest.raises(IndexMismatchError, match="must give the vectors it gave when the index was built"):
+        build_dense_index(changing, tmp_path / "index", WordEncoder(NUM_DIMS, seed=1), options=options, resume=True)
     changing.write_bytes(corpus.read_bytes().replace(b"title 3", b"title 4", 1))
     with pytest.raises(ConfigurationError, match="must begin with the 74 passages of the unfinished build: got other"):
         build_dense_index(changing, tmp_path / "index", WordEncoder(NUM_DIMS), options=options, resume=True)

@@ -133,6 +133,13 @@ def test_the_structure_follows_the_size():
         structure_parameters("IVF,SQ8", 5, 8, nlist=6)
 
 
+def test_other_weights_make_another_index(words, tmp_path):
+    ids = [
+        build_dense_index(words[0], tmp_path / str(seed), WordEncoder(32, seed=seed))["index_id"] for seed in (0, 1)
+    ]
+    assert ids[0] != ids[1]
+
+
 # --- the encoder belongs to the index --------------------------------------------------------------------------------
 
 

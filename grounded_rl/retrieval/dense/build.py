@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,13 +23,13 @@ from grounded_rl.retrieval.building import (
     remaining_passages,
     resumable_index,
     shards,
-    write_atomically,
+    unfinished_bytes,
 )
 from grounded_rl.retrieval.corpus import CorpusDigest, CorpusSource, ProgressCallback, passage_line
 from grounded_rl.retrieval.corpus_rows import estimate_num_rows
 from grounded_rl.retrieval.dense.files import CODES, OFFSET_BYTES, OFFSETS, PASSAGES, PROBE, VECTOR_DTYPES, VECTORS
 from grounded_rl.retrieval.dense.lists import KINDS, build_structure, default_kind, structure_parameters
-from grounded_rl.retrieval.encoders import Encoder, encode_checked, probe
+from grounded_rl.retrieval.encoders import Encoder, encode_checked, keep_probe
 from grounded_rl.retrieval.manifest import write_manifest
 from grounded_rl.retrieval.plan import check_resources, dense_estimate
 
@@ -139,7 +139,7 @@ def build_dense_index(
     if expected is not None:
         size = np.dtype(options.vectors).itemsize
         needed = dense_estimate(options.kind or default_kind(expected), expected, encoder.num_dims, vector_bytes=size)
-        check_resources(needed, target.parent)
+        check_resources(needed, target.parent, num_bytes_there=unfinished_bytes(target))
     identity = {
         "backend": BACKEND,
         "corpus_name": Path(corpus).name,
@@ -178,6 +178,7 @@ class _Encoding:
         """Encode what is left of the corpus, and check it as a whole."""
         progress = self._build.progress
         num_done = int(progress.get("num_passages", 0))
+        keep_probe(self._build.path / PROBE, self._encoder)
         digest = CorpusDigest(self._corpus)
         passages = remaining_passages(
             self._corpus,
@@ -195,7 +196,6 @@ class _Encoding:
             self._record(digest)
             stage(f"encoding: {self._meter.describe(digest.num_passages)}")
         digest.finish()
-        write_atomically(self._build.path / PROBE, _as_npy(probe(self._encoder)))
         self._record(digest, is_encoded=True)
 
     def _append(self, shard: list[Passage], rows: NDArray[np.floating]) -> None:
@@ -243,6 +243,8 @@ def _parameters(build: BuildFolder, identity: dict[str, Any], encoder: Encoder) 
         "vectors": identity["vectors"],
         "embedded": "title + line break + text",
         "encoder": encoder.settings.as_dict(),
+        # Other weights under the same name make another index.
+        "encoder_probe": hashlib.sha256((build.path / PROBE).read_bytes()).hexdigest()[:16],
     }
 
 
@@ -264,13 +266,6 @@ def _manifest(build: BuildFolder, identity: dict[str, Any], parameters: dict[str
 def _only_results(folder: Path) -> Path:
     """The folder without files that only the build needs."""
     (folder / CODES).unlink(missing_ok=True)
-    for path in folder.glob("*.new"):
+    for path in folder.glob("*.new*"):
         path.unlink()
     return folder
-
-
-def _as_npy(array: NDArray[Any]) -> bytes:
-    """Contents of a `.npy` file."""
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()

@@ -11,6 +11,7 @@ from grounded_rl.retrieval.encoders.base import (
     EncoderSettings,
     check_probe,
     encode_checked,
+    keep_probe,
     passage_text,
     probe,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "SentenceEncoder",
     "check_probe",
     "encode_checked",
+    "keep_probe",
     "load_encoder",
     "load_recorded_encoder",
     "passage_text",

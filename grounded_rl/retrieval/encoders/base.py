@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -174,6 +175,33 @@ def probe(encoder: Encoder) -> NDArray[np.float32]:
         `np.ndarray` of shape `(2 * len(PROBES), num_dims)`, `float32`.
     """
     return np.concatenate([encoder.encode_queries(PROBES), encoder.encode_passages(PROBES)])
+
+
+def keep_probe(path: Path, encoder: Encoder) -> NDArray[np.float32]:
+    """
+    Write the probe of the encoder of a build, or compare it with the one that an earlier try wrote.
+
+    Args:
+        path (`Path`):
+            File of the probe.
+        encoder (`Encoder`):
+            Encoder of the build.
+
+    Returns:
+        `np.ndarray` of shape `(2 * len(PROBES), num_dims)`, `float32`: What is in the file.
+
+    Raises:
+        `IndexMismatchError`: If the earlier try had another encoder: half an index would have other vectors.
+    """
+    if path.exists():
+        vectors: NDArray[np.float32] = np.load(path)
+        check_probe(encoder, vectors)
+        return vectors
+    vectors = probe(encoder)
+    temporary = path.with_name("probe.new.npy")
+    np.save(temporary, vectors)
+    temporary.replace(path)
+    return vectors
 
 
 def check_probe(encoder: Encoder, probe_vectors: NDArray[np.float32]) -> None:
