@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from grounded_rl.errors import ConfigurationError, RetrievalError
 from grounded_rl.retrieval.base import Hit, Retriever, check_ready
 from grounded_rl.retrieval.stats import SearchStats
-from grounded_rl.retrieval.wrapper import RetrieverWrapper
+from grounded_rl.retrieval.wrapper import Clock, RetrieverWrapper
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +36,8 @@ class PatientRetriever(RetrieverWrapper):
             Counters to add to.
         rng (`random.Random`, *optional*):
             Source of the pauses; one seeded by the system by default.
-        sleep (`Callable[[float], None]`, *optional*, defaults to `time.sleep`):
-            Waits.
-        clock (`Callable[[], float]`, *optional*, defaults to `time.monotonic`):
-            Tells the time in seconds.
+        clock ([`Clock`], *optional*):
+            What waits and tells the time; the module `time` by default.
 
     Raises:
         `ConfigurationError`: If `patience` is negative.
@@ -53,8 +51,7 @@ class PatientRetriever(RetrieverWrapper):
         cap: float = 15.0,
         stats: SearchStats | None = None,
         rng: random.Random | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time,
     ):
         super().__init__(inner)
         if not patience >= 0:
@@ -63,7 +60,6 @@ class PatientRetriever(RetrieverWrapper):
         self._cap = cap
         self._stats = SearchStats() if stats is None else stats
         self._rng = random.Random() if rng is None else rng
-        self._sleep = sleep
         self._clock = clock
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -74,12 +70,12 @@ class PatientRetriever(RetrieverWrapper):
             if not error.is_retryable or self._patience == 0:
                 raise
             failure = error
-        begin = self._clock()
+        begin = self._clock.monotonic()
         self._stats.add(outages=1)
         try:
             return self._wait_and_search(queries, k, failure, begin)
         finally:
-            self._stats.add(outage_s=self._clock() - begin)
+            self._stats.add(outage_s=self._clock.monotonic() - begin)
 
     def _wait_and_search(
         self, queries: Sequence[str], k: int, failure: RetrievalError, begin: float
@@ -91,10 +87,10 @@ class PatientRetriever(RetrieverWrapper):
             self._patience,
         )
         for tries in range(1, 10**9):
-            waited = self._clock() - begin
+            waited = self._clock.monotonic() - begin
             if waited >= self._patience:
                 break
-            self._sleep(min(self._pause(failure, tries), self._patience - waited))
+            self._clock.sleep(min(self._pause(failure, tries), self._patience - waited))
             try:
                 check_ready(self.inner)
                 found = self.inner.search(queries, k)
@@ -103,9 +99,9 @@ class PatientRetriever(RetrieverWrapper):
                     raise
                 failure = error
             else:
-                logger.warning("The search backend answered again after %.0f s.", self._clock() - begin)
+                logger.warning("The search backend answered again after %.0f s.", self._clock.monotonic() - begin)
                 return found
-            waited = self._clock() - begin
+            waited = self._clock.monotonic() - begin
             if waited >= reminder:
                 logger.warning("Still waiting for the search backend after %.0f s (%s).", waited, failure)
                 reminder = 2 * waited

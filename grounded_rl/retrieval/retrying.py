@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from grounded_rl.errors import ConfigurationError, RetrievalError
 from grounded_rl.retrieval.base import Hit, Retriever
 from grounded_rl.retrieval.stats import SearchStats
-from grounded_rl.retrieval.wrapper import RetrieverWrapper
+from grounded_rl.retrieval.wrapper import Clock, RetrieverWrapper
 
 
 class RetryingRetriever(RetrieverWrapper):
@@ -36,10 +36,8 @@ class RetryingRetriever(RetrieverWrapper):
             Counters to add to.
         rng (`random.Random`, *optional*):
             Source of the pauses; one seeded by the system by default, which leaves the run's own generators alone.
-        sleep (`Callable[[float], None]`, *optional*, defaults to `time.sleep`):
-            Waits.
-        clock (`Callable[[], float]`, *optional*, defaults to `time.monotonic`):
-            Tells the time in seconds.
+        clock ([`Clock`], *optional*):
+            What waits and tells the time; the module `time` by default.
 
     Raises:
         `ConfigurationError`: If a number is out of range.
@@ -55,8 +53,7 @@ class RetryingRetriever(RetrieverWrapper):
         deadline: float = 120.0,
         stats: SearchStats | None = None,
         rng: random.Random | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time,
     ):
         super().__init__(inner)
         if attempts < 1:
@@ -70,20 +67,19 @@ class RetryingRetriever(RetrieverWrapper):
         self._deadline = deadline
         self._stats = SearchStats() if stats is None else stats
         self._rng = random.Random() if rng is None else rng
-        self._sleep = sleep
         self._clock = clock
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """The best passages for every query; the last error once tries or time are used up."""
-        end = self._clock() + self._deadline
+        end = self._clock.monotonic() + self._deadline
         for failed in range(1, self._attempts):
             try:
                 return self.inner.search(queries, k)
             except RetrievalError as error:
                 pause = self._pause(error, failed)
-                if not error.is_retryable or self._clock() + pause > end:
+                if not error.is_retryable or self._clock.monotonic() + pause > end:
                     raise
-            self._sleep(pause)
+            self._clock.sleep(pause)
             self._stats.add(retries=1)
         return self.inner.search(queries, k)
 

@@ -7,7 +7,8 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 from grounded_rl.errors import RetrievalError
 from grounded_rl.retrieval.base import Hit, Retriever
@@ -103,10 +104,10 @@ def merge_windows(windows: Iterable[SearchWindow]) -> SearchWindow:
     Returns:
         [`SearchWindow`]: Their sum.
     """
-    totals: dict[str, int | float | tuple] = {each.name: each.default for each in fields(SearchWindow)}
+    totals: dict[str, Any] = dict(vars(SearchWindow()))
     for window in windows:
         totals = {name: value + getattr(window, name) for name, value in totals.items()}
-    return SearchWindow(**totals)  # type: ignore[arg-type]
+    return SearchWindow(**totals)
 
 
 class SearchStats:
@@ -181,6 +182,8 @@ class MeasuredRetriever(RetrieverWrapper):
     """
     Counts the requests a backend gets and how long they take.
 
+    A backend that repeats requests by itself tells how many with an attribute `num_retries`; they are added.
+
     Args:
         inner ([`Retriever`]):
             The backend.
@@ -191,6 +194,8 @@ class MeasuredRetriever(RetrieverWrapper):
     def __init__(self, inner: Retriever, stats: SearchStats | None = None):
         super().__init__(inner)
         self.stats = SearchStats() if stats is None else stats
+        self._lock = threading.Lock()
+        self._num_retries = 0
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """The best passages for every query; counted, and timed if it succeeds."""
@@ -203,9 +208,18 @@ class MeasuredRetriever(RetrieverWrapper):
         except RetrievalError:
             self.stats.add(failures=1)
             raise
+        finally:
+            self._add_own_retries()
         self.stats.add_latency(time.perf_counter() - start)
         self.stats.add(answered=len(found), empty=sum(not hits for hits in found))
         return found
+
+    def _add_own_retries(self) -> None:
+        """Count what a backend that repeats requests by itself has repeated since the last look."""
+        total = getattr(self.inner, "num_retries", 0)
+        with self._lock:
+            new, self._num_retries = total - self._num_retries, total
+        self.stats.add(retries=new)
 
 
 def _quotient(part: float, whole: float) -> float:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from grounded_rl.errors import ConfigurationError
 from grounded_rl.retrieval.base import Hit, Retriever, check_ready, close_retriever
 
 _OPTIONAL = frozenset({"sample", "search_parameters"})
 """What some retrievers have beyond the protocol; a wrapper has it exactly if what it wraps has."""
+
+
+class Clock(Protocol):
+    """What waits and tells the time: the module `time`, or a stand-in in tests."""
+
+    def monotonic(self) -> float:
+        """Seconds since some moment."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
+        ...
 
 
 class RetrieverWrapper:

@@ -12,6 +12,7 @@ contract:
 - `_get_per_token_logps_and_entropies` returns three values, walks the batch in order, runs the backbone, and is called
   before the loss reads `inputs["old_per_token_logps"]`;
 - `_compute_loss` accepts advantages of shape `(B, T)` and takes the token ratio against `old_per_token_logps`;
+- `_get_train_sampler` makes the sampler of a run, which shuffles anew whenever it is iterated over;
 - `_save_checkpoint` writes everything a run is resumed from, at the step of `state.global_step`, on every process;
 - `eos_token_ids` and `generation_config` decide where `_generate_single_turn` ends a turn.
 """
@@ -27,17 +28,16 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from torch.utils.data import Sampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from grounded_rl.credit import equivalent_old_logps
 from grounded_rl.environments.tools import search
-from grounded_rl.errors import RetrievalError
 from grounded_rl.grounding import Diagnosis
 from grounded_rl.rollouts.types import CallStatus, FinishReason, Rollout, StopReason
 from grounded_rl.sampling.engine import Completion
-from grounded_rl.sampling.scheduler import raise_failure
 from grounded_rl.trainers.metrics import quotients
 from grounded_rl.trainers.passes import padded, passes_of_like_length
 from grounded_rl.trainers.probe import SalienceProbe
@@ -206,14 +206,14 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
         return self._rewards_per_func
 
-    def raise_together(self, failure: RetrievalError | None) -> None:
-        """Raise on every process if any of them failed; every process must call it, with its own failure."""
-        if self.accelerator.num_processes > 1:
-            messages = gather_object([None if failure is None else str(failure)])
-            other = next((message for message in messages if message is not None), None)
-            if failure is None and other is not None:
-                failure = RetrievalError(f"Another process failed: {other}")
-        raise_failure(failure)
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Sampler:
+        self._train_sampler = super()._get_train_sampler(*args, **kwargs)
+        return self._train_sampler
+
+    def skip_epochs(self, count: int) -> None:
+        """Draw the orders of epochs a resumed run has behind it; without, it would repeat that of the first."""
+        for _ in range(count):
+            next(iter(self._train_sampler), None)
 
     def save_checkpoint(self) -> Path:
         """Write a checkpoint of the last finished step that a run can be resumed from; a collective call."""

@@ -33,6 +33,7 @@ from grounded_rl.trainers._trl import GenerationBatch, RolloutGRPOTrainer, Train
 from grounded_rl.trainers.metrics import SearchAlarm, SearchCounts, rollout_metrics
 from grounded_rl.trainers.random_states import RandomStates
 from grounded_rl.trainers.search_agent_config import SearchAgentConfig
+from grounded_rl.trainers.together import raise_together
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             max_calls_per_turn=args.rollout_max_calls_per_turn,
         )
         _check_size(train_dataset, args)
-        self._random_states = RandomStates()
+        self._random_states = RandomStates(self.skip_epochs)
         super().__init__(
             model,
             reward_funcs=reward_funcs or environment_reward(args.reward_format, self.environment),
@@ -220,6 +221,10 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
         if self.args.retrieval_on_failure != "mask":
             return self.retriever
         return PatientRetriever(self.retriever, patience=self.args.retrieval_patience, stats=self.search_stats)
+
+    def raise_together(self, failure: RetrievalError | None) -> None:
+        """Raise on every process if any of them failed; see [`~trainers.together.raise_together`]."""
+        raise_together(self.accelerator, failure)
 
     @property
     def masks_failures(self) -> bool:

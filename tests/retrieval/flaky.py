@@ -81,7 +81,7 @@ class Clock:
         self.now = 0.0
         self.sleeps: list[float] = []
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ from tests.retrieval.flaky import Clock, FlakyBackend, answer_of, away
 def patient(failures, **options):
     clock = Clock()
     backend = FlakyBackend(failures)
-    return PatientRetriever(backend, sleep=clock.sleep, clock=clock, **options), backend, clock
+    return PatientRetriever(backend, clock=clock, **options), backend, clock
 
 
 def warnings_of(caplog):

@@ -31,7 +31,7 @@ def retrying(failures, **options):
     clock = Clock()
     backend = FlakyBackend(failures)
     options = {"rng": Longest(), "base": 1.0, **options}
-    return RetryingRetriever(backend, sleep=clock.sleep, clock=clock, **options), backend, clock
+    return RetryingRetriever(backend, clock=clock, **options), backend, clock
 
 
 @pytest.mark.parametrize("failure", [away(), BackendTimeoutError("late"), BackendOverloadedError("busy")])
@@ -98,7 +98,7 @@ def test_pauses_are_spread_over_their_whole_range():
 def test_pauses_leave_the_random_state_of_the_run_alone():
     state = random.getstate()
     clock = Clock()
-    RetryingRetriever(FlakyBackend([away()]), sleep=clock.sleep, clock=clock).search(["Peru"], 3)
+    RetryingRetriever(FlakyBackend([away()]), clock=clock).search(["Peru"], 3)
     assert len(clock.sleeps) == 1
     assert random.getstate() == state
 

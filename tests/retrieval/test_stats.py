@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import threading
@@ -27,9 +28,9 @@ from tests.retrieval.flaky import Clock, FlakyBackend, answer_of, away, in_threa
 WRAPPERS = {
     "cached": CachedRetriever,
     "limited": lambda inner: LimitedRetriever(inner, 3),
-    "retrying": lambda inner: RetryingRetriever(inner, attempts=3, sleep=lambda seconds: None),
+    "retrying": lambda inner: RetryingRetriever(inner, attempts=3, clock=Clock()),
     "measured": MeasuredRetriever,
-    "patient": lambda inner: PatientRetriever(inner, sleep=Clock().sleep),
+    "patient": lambda inner: PatientRetriever(inner, clock=Clock()),
 }
 
 
@@ -60,6 +61,18 @@ def test_requests_are_counted_and_timed():
     assert metrics["search/empty_share"] == 0.5
     assert 10 <= metrics["search/latency_p50_ms"] == metrics["search/latency_p95_ms"] < 1000
     assert math.isnan(metrics["search/cache_hit_share"])
+
+
+def test_what_a_backend_repeats_by_itself_is_counted():
+    stats = SearchStats()
+    backend = FlakyBackend([None, away()])
+    backend.num_retries = 0
+    measured = MeasuredRetriever(backend, stats)
+    for total in (3, 3, 7):
+        backend.num_retries = total
+        with contextlib.suppress(BackendUnavailableError):
+            measured.search(["Peru"], 3)
+    assert stats.window().retries == 7
 
 
 def test_a_window_begins_where_the_last_one_ended():
