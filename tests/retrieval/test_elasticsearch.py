@@ -248,12 +248,6 @@ def test_a_server_that_is_not_there_is_unavailable():
         ElasticsearchRetriever.connect("http://127.0.0.1:9", "contract")
 
 
-def test_old_servers_are_named(make_es_node):
-    plain = make_es_node(modern_clients=False)
-    with pytest.raises(ConfigurationError, match=r"Elasticsearch 8\.18 or newer: got Elasticsearch .* 7\.0\.0 at"):
-        ElasticsearchRetriever.connect(plain.url, "contract")
-
-
 def test_long_queries_are_cut_to_what_the_server_takes(retriever):
     assert clip_query("short, punctuated — query") == "short, punctuated — query"
     words = [f"word{number}" for number in range(3_000)]

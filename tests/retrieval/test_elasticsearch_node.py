@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from grounded_rl.errors import ConfigurationError
+from grounded_rl.retrieval.elasticsearch import ElasticsearchRetriever
 from tests.retrieval.es_indices import call
 from tests.retrieval.es_node import ElasticsearchNode
 from tests.retrieval.es_node_parts import PartsMissingError, clear_final, prepare_node
@@ -27,9 +29,11 @@ def test_it_is_elasticsearch_7(es_node):
     assert facts["version"]["lucene_version"].startswith("8.")
 
 
-def test_what_was_acknowledged_survives_a_kill(make_es_node, es_index):
-    node = make_es_node()
-    call(node.url, "PUT", f"/{es_index}/_doc/1", {"text": "kept"})
+def test_a_node_as_it_was_is_refused_by_name_and_keeps_its_data_through_a_kill(make_es_node):
+    node = make_es_node(modern_clients=False)
+    with pytest.raises(ConfigurationError, match=r"Elasticsearch 8\.18 or newer: got Elasticsearch .* 7\.0\.0 at"):
+        ElasticsearchRetriever.connect(node.url, "kept")
+    call(node.url, "PUT", "/kept/_doc/1", {"text": "kept"})
     url, pid = node.url, node.pid
     node.kill()
     assert not node.is_running
@@ -37,8 +41,8 @@ def test_what_was_acknowledged_survives_a_kill(make_es_node, es_index):
     node.restart()
     assert node.url == url
     assert node.pid != pid
-    assert call(node.url, "GET", f"/{es_index}/_doc/1")["_source"] == {"text": "kept"}
-    home = Path(node.log_path).parent
+    assert call(node.url, "GET", "/kept/_doc/1")["_source"] == {"text": "kept"}
+    home = node.log_path.parent
     assert home.is_dir()
     node.stop()
     assert not home.exists()
