@@ -183,6 +183,13 @@ def test_outcome_credit_penalises_the_hits_in_aggregate():
     assert_equal(parts.observed, [-0.408248], rtol=1e-6)
 
 
+def test_the_decomposition_of_a_pair_uses_the_sample_deviation():
+    # (1, 0): covariance .25, sample sd sqrt(.5): 2 * .25 / .707107 = .707107, the advantage of the only hit.
+    parts = hit_decomposition(double([1.0, 0.0]), longs([1, 0]), longs([0, 0]), epsilon=0.0)
+    assert_equal(parts.predicted, [0.5**0.5])
+    assert_equal(parts.observed, [0.5**0.5])
+
+
 def test_a_format_reward_can_turn_the_sign():
     # R = (1, .8, .2, .2, 0): hit sum .206284 = 5 Cov / sd.
     parts = hit_decomposition(double([1.0, 0.8, 0.2, 0.2, 0.0]), longs(HITS), longs([0] * 5), ddof=0, epsilon=0.0)

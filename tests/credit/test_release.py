@@ -158,6 +158,19 @@ def credit_outcomes(trees, rewards):
     return [float(values[6]), float(values[7])]
 
 
+def test_switch_4_outcomes_are_means_over_the_leaves_that_count():
+    parents, valid = longs([-1, 0, 0, 1, 1, 2, 2]), torch.ones(7, dtype=torch.bool)
+    valid[6] = False
+    trees = ExpandedTrees(parents, torch.ones(7, dtype=torch.float64), longs([-1] * 7), valid)
+    rewards = double([NAN, NAN, NAN, 1.0, 0.0, 0.0, NAN])
+    values = standardized_leaf_values(parents, rewards, valid=valid)
+    options = SIPOOptions(slope_population="final", slope_estimator="correlation")
+    sums = sipo_credit(trees, rewards, no_records(), None, options=options).slope_sums
+    # The counted values of the root have mean 0; then two leaves and one.
+    assert_equal(double([sums.y]), [float((values[3] + values[4]) / 2 + values[5])])
+    assert_equal(double([sums.yy]), [float(((values[3] + values[4]) / 2) ** 2 + values[5] ** 2)])
+
+
 def test_switch_4_sets_of_the_final_population_are_whole_trees():
     first, second = worked_tree(), worked_tree()
     parents = torch.cat([first[0].parents, torch.where(second[0].parents >= 0, second[0].parents + 8, -1)])

@@ -148,11 +148,6 @@ def test_node_indices_outside_the_tree_are_refused():
         node_surprisals(torch.zeros(1, 2), torch.tensor([[0]]), torch.tensor([-1]))
 
 
-def test_surprisals_of_no_forest_are_refused():
-    with pytest.raises(ValueError, match="`parents` must hold -1 for a root and otherwise an earlier node"):
-        node_surprisals(torch.zeros(1, 1), torch.tensor([[1]]), torch.tensor([-1, 1]))
-
-
 def test_an_empty_batch_of_tokens_is_allowed():
     assert spread_to_tokens(torch.zeros(2), torch.zeros(0, 5, dtype=torch.long)).shape == (0, 5)
 

@@ -296,6 +296,7 @@ def test_search_keys_are_scored_by_the_query_that_matches_them_best():
 def test_a_query_that_matches_nothing_is_assigned_to_nothing():
     assert search_key_score(double([[0.5, 0.0], [0.0, 0.0]]), repeated="last").item() == 0.25
     assert search_key_score(double([[0.0, 0.0]])).item() == 0.0
+    assert search_key_score(double([[0.5]])).item() == 0.5
 
 
 def test_ties_between_keys_go_to_the_earlier_one():
