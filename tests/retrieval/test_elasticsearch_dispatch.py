@@ -92,6 +92,31 @@ def test_threads_share_requests_while_slots_are_taken():
     assert len(batches) <= 4
 
 
+def test_many_threads_fill_their_requests_and_few_do_not_wait():
+    lock = threading.Lock()
+    batches, now, most = [], 0, 0
+
+    def transmit(bodies):
+        nonlocal now, most
+        with lock:
+            batches.append(len(bodies))
+            now += 1
+            most = max(most, now)
+        time.sleep(0.02)
+        with lock:
+            now -= 1
+        return echo(bodies)
+
+    many = make(transmit, slots=16, maximum=16, max_batch_size=64)
+    assert run_threads(64, lambda number: [many.run([[{"n": number}]]) for _ in range(6)]) == []
+    assert sum(batches) == 64 * 6
+    assert len(batches) <= 64 * 6 / 8
+    batches, most = [], 0
+    few = make(transmit, slots=16, maximum=16, max_batch_size=64)
+    assert run_threads(2, lambda number: [few.run([[{"n": number}]]) for _ in range(20)]) == []
+    assert most == 2
+
+
 def test_no_more_requests_than_slots_are_ever_on_their_way():
     lock = threading.Lock()
     now = most = 0

@@ -1,9 +1,10 @@
 """
 Many threads, few requests: searches that wait at the same time go out together, and no more than the server takes.
 
-There is no thread of its own and no waiting for company. A caller that finds a free slot sends what is queued, its own
-searches and those of others; while all slots are taken, searches queue up and the next request carries them. The
-number of slots follows the server: halved when it refuses work, one more after a run of successes.
+There is no thread of its own and no clock. A caller that finds a free slot sends what is queued, its own searches and
+those of others. Beyond two requests on their way, a slot is used only for a batch worth it: meanwhile searches queue
+up and the next request carries them. The number of slots follows the server: halved when it refuses work, one more
+after a run of successes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ Transmit = Callable[[Sequence[Body]], Sequence[Outcome]]
 """Sends bodies in one request: one outcome each, or an error for all."""
 
 _SUCCESSES_PER_SLOT = 16
+_FREE_REQUESTS = 2
+_FILL_SHARE = 4
 
 
 class InFlightLimit:
@@ -233,7 +236,7 @@ class Dispatcher:
                     job.error, job.is_done = RetrievalError("The retriever was closed. Open it again."), True
                     job.caller.wake.set()
                 self._queue.clear()
-            if self._in_flight >= self._limit.slots or not self._queue:
+            if not self._may_send():
                 return []
             batch: list[_Job] = []
             size = 0
@@ -245,6 +248,14 @@ class Dispatcher:
             self.num_requests += 1
             caller.is_sending = True
             return batch
+
+    def _may_send(self) -> bool:
+        """Whether what is queued should go out now; called with the lock held."""
+        if not self._queue or self._in_flight >= self._limit.slots:
+            return False
+        # While some requests are on their way, a few searches wait for company: every request costs the server as much
+        # as several searches. One of those requests will return, so that nothing waits for more than an answer.
+        return self._in_flight < _FREE_REQUESTS or len(self._queue) * _FILL_SHARE >= self._max_batch_size
 
     def _send(self, batch: Sequence[_Job], caller: _Caller) -> None:
         """One request: settle its jobs, free the slot, wake who waits."""
@@ -288,7 +299,7 @@ class Dispatcher:
     def _wake_next(self) -> None:
         """Wake threads that can use the free slots."""
         with self._lock:
-            free = self._limit.slots - self._in_flight
+            free = self._limit.slots - self._in_flight if self._may_send() else 0
             for job in self._queue:
                 if free <= 0:
                     break
