@@ -79,15 +79,7 @@ def build_bm25_index(
 
     ```
     """
-    if num_threads < 1:
-        raise ConfigurationError(f"`num_threads` must be at least 1: got {num_threads}. Leave it out for one thread.")
-    if commit_passages < 1:
-        raise ConfigurationError(f"`commit_passages` must be at least 1: got {commit_passages}. Leave it out.")
-    if writer_heap_mb < _MIN_HEAP_MB * num_threads:
-        raise ConfigurationError(
-            f"`writer_heap_mb` must be at least {_MIN_HEAP_MB} for each of {num_threads} threads: "
-            f"got {writer_heap_mb}. Give the writer more memory or fewer threads."
-        )
+    _check_sizes(writer_heap_mb, num_threads, commit_passages)
     digest = CorpusDigest(corpus)
     identity = {"backend": BACKEND, "corpus_name": Path(corpus).name, "commit_passages": commit_passages}
     with resumable_index(index_dir, identity, resume=resume, overwrite=overwrite) as build:
@@ -130,6 +122,19 @@ def build_bm25_index(
                 "library_version": metadata.version("tantivy"),
                 "parameters": dict(PARAMETERS),
             },
+        )
+
+
+def _check_sizes(writer_heap_mb: int, num_threads: int, commit_passages: int) -> None:
+    """Raise for a size that is out of range."""
+    if num_threads < 1:
+        raise ConfigurationError(f"`num_threads` must be at least 1: got {num_threads}. Leave it out for one thread.")
+    if commit_passages < 1:
+        raise ConfigurationError(f"`commit_passages` must be at least 1: got {commit_passages}. Leave it out.")
+    if writer_heap_mb < _MIN_HEAP_MB * num_threads:
+        raise ConfigurationError(
+            f"`writer_heap_mb` must be at least {_MIN_HEAP_MB} for each of {num_threads} threads: "
+            f"got {writer_heap_mb}. Give the writer more memory or fewer threads."
         )
 
 
