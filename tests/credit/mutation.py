@@ -210,10 +210,12 @@ class Session:
             files = [ROOT / file for file in test_files(module)]
             items = sorted((i for i in session.items if i.path in files), key=lambda i: self.seconds[i.nodeid])
             by_module[module] = items
-            unchanged = Mutant(module, 0, "", "", "", read_module(module), in_function=True)
-            if (failed := self.try_mutant(unchanged, items)) != "survived":
+        mutants = self.chosen()
+        for module, in_function in {(mutant.module, mutant.in_function): None for mutant in mutants}:
+            unchanged = Mutant(module, 0, "", "", "", read_module(module), in_function)
+            if (failed := self.try_mutant(unchanged, by_module[module])) != "survived":
                 raise pytest.UsageError(f"The unmutated `{module}` must pass its tests in a child: {failed}.")
-        for mutant in self.chosen():
+        for mutant in mutants:
             self.record(mutant, self.try_mutant(mutant, by_module[mutant.module]))
         return True
 
