@@ -97,7 +97,7 @@ def tree_calls(rows: int) -> dict[str, Callable[[], object]]:
     rewards = (torch.rand(len(parents), generator=generator) > 0.5).float()
     return {
         "tree_values": lambda: credit.tree_values(
-            parents, credit.standardized_leaf_values(parents, rewards), surprisals
+            parents, surprisals, credit.standardized_leaf_values(parents, rewards)
         )
     }
 
