@@ -98,8 +98,11 @@ def _connect(urls: str, **options: Any) -> Retriever:
     from grounded_rl.retrieval.balanced import BalancedRetriever
     from grounded_rl.retrieval.http import HTTPRetriever
 
-    members = [HTTPRetriever.connect(url.strip(), **options) for url in urls.split(",") if url.strip()]
-    return members[0] if len(members) == 1 else BalancedRetriever(members)
+    places = [url.strip() for url in urls.split(",") if url.strip()]
+    if len(places) == 1:
+        return HTTPRetriever.connect(places[0], **options)
+    # Not connected one by one: a server that is away at the start must not stop a run that others can serve.
+    return BalancedRetriever([HTTPRetriever(url, **options) for url in places])
 
 
 def _open_hybrid(index: str | Path, **options: Mapping[str, Any]) -> Retriever:

@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from grounded_rl.errors import RetrievalError
-from grounded_rl.retrieval.elasticsearch import ElasticsearchRetriever
+from grounded_rl.retrieval.elasticsearch import (
+    ElasticsearchClient,
+    ElasticsearchRetriever,
+    ElasticsearchSettings,
+    ElasticsearchWriter,
+    IndexSpec,
+)
 from grounded_rl.rollouts import CallStatus, load_rollouts
 from grounded_rl.rollouts.io import rollout_to_record
 from grounded_rl.trainers import GCATrainer, SearchAgentTrainer
@@ -194,18 +201,51 @@ def _delete(url, index):
     call(url, "DELETE", f"/{index}")
 
 
+def _unlock(url, index):
+    """A finished index refuses writes; whoever may change its settings can lift that."""
+    call(url, "PUT", f"/{index}/_settings", {"index.blocks.write": False})
+
+
+def _empty(url, index):
+    _unlock(url, index)
+    for number in range(len(PASSAGES)):
+        call(url, "DELETE", f"/{index}/_doc/p{number:02}")
+    call(url, "POST", f"/{index}/_refresh")
+
+
+def _shrink(url, index):
+    _unlock(url, index)
+    call(url, "DELETE", f"/{index}/_doc/p07?refresh=true")
+
+
+def _replace(url, index):
+    """The same name, the same description of itself, other texts."""
+    facts = call(url, "GET", f"/{index}/_mapping")[index]["mappings"]["_meta"]
+    call(url, "DELETE", f"/{index}")
+    client = ElasticsearchClient(ElasticsearchSettings(url))
+    writer = ElasticsearchWriter(client, index, IndexSpec())
+    writer.create()
+    writer.write((place, replace(passage, text="Nothing."), None) for place, passage in enumerate(PASSAGES))
+    client.close()
+    call(url, "PUT", f"/{index}/_mapping", {"_meta": facts})
+    call(url, "POST", f"/{index}/_refresh")
+
+
 def _close(url, index):
     call(url, "POST", f"/{index}/_close")
 
 
 CHANGES = {
     "the index is deleted": _delete,
+    "the index is emptied": _empty,
+    "one passage is deleted": _shrink,
+    "another index takes its name": _replace,
     "the index is closed": _close,
 }
 
 
 @pytest.mark.parametrize(
-    "change", [name if name == "the index is deleted" else pytest.param(name, marks=SLOW) for name in CHANGES]
+    "change", [name if name == "another index takes its name" else pytest.param(name, marks=SLOW) for name in CHANGES]
 )
 def test_an_index_that_changes_under_a_run_stops_it(tmp_path, es_node, alias, es_index, undisturbed, change):
     retriever = changed_index(es_node, es_index, CHANGES[change])
