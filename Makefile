@@ -13,7 +13,7 @@ TEST_STAMP := .venv/.installed-tests
 PATHS := grounded_rl tests recipes $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow test-gpu check format lint types imports notebooks recipes oracles bench build clean distclean
+.PHONY: help install quickstart test test-bare test-slow test-gpu check format lint types imports notebooks recipes oracles bench build clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,7 @@ $(STAMP): requirements/ci.txt setup.cfg pyproject.toml
 
 $(TEST_STAMP): $(STAMP) requirements/retrieval.txt
 	$(BIN)/python -m pip install --quiet -r requirements/retrieval.txt
+	-$(BIN)/python -m tests.retrieval.es_node prepare
 	@touch $@
 
 install: $(STAMP) ## create .venv with the pinned requirements and this package (again only when they change)
@@ -37,6 +38,9 @@ quickstart: $(STAMP) ## build the index, evaluate, train with GCA, evaluate agai
 	$(BIN)/grounded-rl quickstart --out $(QUICKSTART_DIR) $(QUICKSTART_ARGS)
 
 test: $(TEST_STAMP) ## run the default tests: CPU, offline, minutes
+	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+test-bare: $(STAMP) ## run the default tests without installing any optional package
 	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 test-slow: $(TEST_STAMP) ## run the slow tests only
