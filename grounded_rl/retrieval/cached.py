@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from grounded_rl.errors import BackendUnavailableError, BadResponseError, ConfigurationError
-from grounded_rl.retrieval.base import Hit, Retriever
+from grounded_rl.errors import BackendUnavailableError, BadResponseError, ConfigurationError, RetrievalError
+from grounded_rl.retrieval.base import Hit, Retriever, check_ready
 from grounded_rl.retrieval.result_file import ResultFile
 from grounded_rl.retrieval.stats import SearchStats
 from grounded_rl.retrieval.wrapper import RetrieverWrapper, check_request
@@ -123,6 +123,7 @@ class CachedRetriever(RetrieverWrapper):
         try:
             known = {} if self._file is None else self._file.get(list(own))
             new = self._ask({key: query for key, query in own.items() if key not in known}, k)
+            is_kept = self._file is not None and bool(new) and self._is_confirmed()
         except BaseException as error:
             shown = error
             if not isinstance(error, Exception):
@@ -136,9 +137,19 @@ class CachedRetriever(RetrieverWrapper):
             self._settle(key, hits)
         for key in known:
             del own[key]
-        if self._file is not None and new:
+        if self._file is not None and is_kept:
             self._file.put(new)
         return known | new
+
+    def _is_confirmed(self) -> bool:
+        """Whether results may go into a file that outlives the run; raises if they are of another index."""
+        try:
+            check_ready(self.inner)
+        except RetrievalError as error:
+            if not error.is_retryable:
+                raise
+            return False
+        return True
 
     def _ask(self, missing: dict[bytes, str], k: int) -> dict[bytes, _Hits]:
         """Results of the wrapped retriever."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from grounded_rl.errors import ConfigurationError, RetrievalError
 from grounded_rl.retrieval.base import Hit, Retriever, check_ready
@@ -13,6 +14,8 @@ from grounded_rl.retrieval.stats import SearchStats
 from grounded_rl.retrieval.wrapper import Clock, RetrieverWrapper
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 FIRST_REMINDER_S = 60.0
 """Time after the first message of an outage at which the next one comes; each further pause is twice as long."""
@@ -64,8 +67,21 @@ class PatientRetriever(RetrieverWrapper):
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """The best passages for every query, if need be after the backend came back."""
+        return self._patiently(lambda: self.inner.search(queries, k))
+
+    def confirm(self) -> None:
+        """
+        Return once the backend says that it still is the index of `manifest`.
+
+        Raises:
+            `RetrievalError`: If it is not, or did not come back in time.
+        """
+        self._patiently(lambda: check_ready(self.inner))
+
+    def _patiently(self, act: Callable[[], _Result]) -> _Result:
+        """Result of an action, if need be after the backend came back."""
         try:
-            return self.inner.search(queries, k)
+            return act()
         except RetrievalError as error:
             if not error.is_retryable or self._patience == 0:
                 raise
@@ -73,13 +89,11 @@ class PatientRetriever(RetrieverWrapper):
         begin = self._clock.monotonic()
         self._stats.add(outages=1)
         try:
-            return self._wait_and_search(queries, k, failure, begin)
+            return self._wait_and_act(act, failure, begin)
         finally:
             self._stats.add(outage_s=self._clock.monotonic() - begin)
 
-    def _wait_and_search(
-        self, queries: Sequence[str], k: int, failure: RetrievalError, begin: float
-    ) -> list[list[Hit]]:
+    def _wait_and_act(self, act: Callable[[], _Result], failure: RetrievalError, begin: float) -> _Result:
         reminder = FIRST_REMINDER_S
         logger.warning(
             "The search backend does not answer (%s). Waiting up to %.0f s; nothing that was generated is lost.",
@@ -93,14 +107,14 @@ class PatientRetriever(RetrieverWrapper):
             self._clock.sleep(min(self._pause(failure, tries), self._patience - waited))
             try:
                 check_ready(self.inner)
-                found = self.inner.search(queries, k)
+                result = act()
             except RetrievalError as error:
                 if not error.is_retryable:
                     raise
                 failure = error
             else:
                 logger.warning("The search backend answered again after %.0f s.", self._clock.monotonic() - begin)
-                return found
+                return result
             waited = self._clock.monotonic() - begin
             if waited >= reminder:
                 logger.warning("Still waiting for the search backend after %.0f s (%s).", waited, failure)
@@ -113,3 +127,23 @@ class PatientRetriever(RetrieverWrapper):
         """Seconds until the backend is asked again."""
         longest = min(self._cap, 0.25 * 2.0 ** min(tries, 60))
         return self._rng.uniform(longest / 2, longest) + max(0.0, getattr(failure, "retry_after", None) or 0.0)
+
+
+def confirm_index(retriever: Retriever) -> None:
+    """
+    Make sure, after searches, that all of them were answered by the index the run was started with.
+
+    An index that was replaced under its own name answers like any other until someone asks which it is. One that is
+    the right one now was the right one before: an index that is made anew never becomes the old one again.
+
+    Args:
+        retriever ([`Retriever`]):
+            Any retriever; a patient one waits for its backend, an embedded index is always the right one.
+
+    Raises:
+        `RetrievalError`: If the index is another one, or does not answer.
+    """
+    if isinstance(retriever, PatientRetriever):
+        retriever.confirm()
+    else:
+        check_ready(retriever)

@@ -11,6 +11,7 @@ from grounded_rl.environments.parsing import TurnReading
 from grounded_rl.environments.search import SearchEnvironment
 from grounded_rl.errors import BadResponseError, ConfigurationError, RetrievalError
 from grounded_rl.retrieval.base import Hit, Retriever
+from grounded_rl.retrieval.outage import confirm_index
 from grounded_rl.rollouts.types import Call, CallStatus, FinishReason, Rollout, StopReason, Turn, TurnKind
 from grounded_rl.sampling.engine import Completion, Engine
 
@@ -168,7 +169,8 @@ class RolloutSampler:
                 Called after every round with the numbers of finished and of all episodes.
 
         Raises:
-            `RetrievalError`: If a search fails and `on_search_failure` is `"raise"`.
+            `RetrievalError`: If a search fails and `on_search_failure` is `"raise"`, or if the index is another one
+                by the end.
         """
         numbers = range(len(episodes)) if numbers is None else numbers
         active = list(range(len(episodes)))
@@ -184,7 +186,18 @@ class RolloutSampler:
             active = [i for i in active if episodes[i].stop is None]
             if on_turn is not None:
                 on_turn(len(episodes) - len(active), len(episodes))
-        self.share_failure(failure)
+        self.share_failure(failure or self._unconfirmed(episodes))
+
+    def _unconfirmed(self, episodes: Sequence[Episode]) -> RetrievalError | None:
+        """What keeps the answers of a run from being trusted, if anything does."""
+        if not any(episode.seen for episode in episodes):
+            return None
+        try:
+            confirm_index(self.retriever)
+        except RetrievalError as error:
+            # Where failures are masked, an index that does not answer now is no reason to give up what it answered.
+            return None if error.is_retryable and self.on_search_failure == "mask" else error
+        return None
 
     def _advance(self, episodes: list[Episode], completions: list[Completion]) -> None:
         readings = [self._read(episode, completion) for episode, completion in zip(episodes, completions, strict=True)]

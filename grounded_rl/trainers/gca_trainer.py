@@ -23,6 +23,7 @@ from grounded_rl.credit import (
 from grounded_rl.environments.structure import structural_mask
 from grounded_rl.errors import RetrievalError
 from grounded_rl.grounding import Diagnosis, Retrievability, RolloutType, Segment, diagnose, segments
+from grounded_rl.retrieval.outage import confirm_index
 from grounded_rl.rollouts.types import Group, Rollout
 from grounded_rl.trainers._trl import GenerationBatch
 from grounded_rl.trainers.gca_config import GCAConfig
@@ -126,6 +127,7 @@ class GCATrainer(SearchAgentTrainer):
         failure: RetrievalError | None = None
         try:
             values = self.retrievability(groups, diagnoses)
+            confirm_index(self.retriever)
         except RetrievalError as error:
             if self.masks_failures:
                 values = [self._is_retrievable(*pair) for pair in zip(groups, diagnoses, strict=True)]

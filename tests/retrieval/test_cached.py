@@ -18,6 +18,7 @@ from grounded_rl.errors import (
     BackendUnavailableError,
     BadResponseError,
     ConfigurationError,
+    IndexMismatchError,
 )
 from grounded_rl.retrieval.cached import CachedRetriever
 from grounded_rl.retrieval.stats import SearchStats
@@ -225,6 +226,21 @@ def test_search_parameters_are_part_of_the_key(tmp_path):
         backend.search_parameters = parameters
         CachedRetriever(backend, path).search(["Peru"], 3)
         assert len(backend.requests) == num_requests
+
+
+def test_a_file_keeps_nothing_of_an_index_that_took_the_place_of_another(tmp_path):
+    path = tmp_path / "cache.sqlite"
+    backend = FlakyBackend()
+    backend.ready_failures = [IndexMismatchError("another index")]
+    with pytest.raises(IndexMismatchError, match="another index"):
+        CachedRetriever(backend, path).search(["Peru"], 3)
+    backend.ready_failures = [away()]
+    assert CachedRetriever(backend, path).search(["Peru"], 3) == [answer_of("Peru", 3)]
+    # Neither of the two was kept: nobody knew for sure where they came from.
+    CachedRetriever(backend, path).search(["Peru"], 3)
+    assert backend.requests == [["Peru"]] * 3
+    CachedRetriever(backend, path).search(["Peru"], 3)
+    assert backend.requests == [["Peru"]] * 3
 
 
 def test_a_file_needs_an_index_that_can_be_told_from_others(tmp_path):

@@ -11,7 +11,7 @@ from grounded_rl.errors import (
     ConfigurationError,
     IndexMismatchError,
 )
-from grounded_rl.retrieval.outage import PatientRetriever
+from grounded_rl.retrieval.outage import PatientRetriever, confirm_index
 from grounded_rl.retrieval.stats import SearchStats
 from tests.retrieval.flaky import Clock, FlakyBackend, answer_of, away
 
@@ -105,3 +105,22 @@ def test_no_patience_means_no_wait():
 def test_a_negative_patience_is_refused():
     with pytest.raises(ConfigurationError, match="`patience` must be at least 0 seconds: got -1"):
         PatientRetriever(FlakyBackend(), patience=-1)
+
+
+def test_an_index_is_confirmed_once_the_backend_is_back():
+    retriever, backend, clock = patient([])
+    backend.ready_failures = [away(), away()]
+    confirm_index(retriever)
+    # The last wait is followed by two questions: is it there, and is it the same.
+    assert (len(clock.sleeps), backend.num_ready) == (2, 4)
+    backend.ready_failures = [IndexMismatchError("another index")]
+    with pytest.raises(IndexMismatchError, match="another index"):
+        confirm_index(retriever)
+
+
+def test_without_patience_an_index_is_confirmed_at_once_or_not_at_all():
+    backend = FlakyBackend()
+    confirm_index(backend)
+    backend.ready_failures = [away()]
+    with pytest.raises(BackendUnavailableError):
+        confirm_index(backend)

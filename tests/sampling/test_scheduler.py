@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from grounded_rl.environments.search import SearchEnvironment
-from grounded_rl.errors import ConfigurationError, RetrievalError, RolloutError
+from grounded_rl.errors import (
+    BackendUnavailableError,
+    ConfigurationError,
+    IndexMismatchError,
+    RetrievalError,
+    RolloutError,
+)
 from grounded_rl.rollouts import CallStatus, FinishReason, StopReason, TurnKind
 from grounded_rl.sampling import Completion, Engine, RolloutRequest, RolloutSampler, ScriptedEngine
 from tests.sampling.world import (
@@ -343,3 +349,31 @@ def test_a_script_that_ends_early_says_which_turn_is_missing(environment, tokeni
 
 def test_engines_satisfy_the_protocol():
     assert isinstance(ScriptedEngine([], []), Engine)
+
+
+class Replaced(TinyRetriever):
+    """Another index took its place: it answers, and says so when it is asked."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def ready(self, timeout=5.0):
+        raise self.error
+
+
+@pytest.mark.parametrize("mode", ["raise", "mask"])
+def test_rollouts_that_another_index_answered_are_never_returned(play, mode):
+    with pytest.raises(IndexMismatchError, match="another index"):
+        play(SCRIPTS["A"]("Peru"), retriever=Replaced(IndexMismatchError("another index")), on_search_failure=mode)
+    # Without a search there is nothing to doubt.
+    (rollout,), _, _ = play(SCRIPTS["D"]("Peru"), retriever=Replaced(IndexMismatchError("another index")))
+    assert rollout.stop is StopReason.ANSWER
+
+
+def test_an_index_that_does_not_answer_at_the_end_stops_a_run_unless_failures_are_masked(play):
+    away = BackendUnavailableError("connection refused")
+    with pytest.raises(BackendUnavailableError):
+        play(SCRIPTS["A"]("Peru"), retriever=Replaced(away))
+    (rollout,), _, _ = play(SCRIPTS["A"]("Peru"), retriever=Replaced(away), on_search_failure="mask")
+    assert rollout.stop is StopReason.ANSWER
