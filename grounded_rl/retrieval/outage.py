@@ -15,6 +15,7 @@ from grounded_rl.retrieval.wrapper import Clock, RetrieverWrapper
 
 logger = logging.getLogger(__name__)
 
+_FIRST_PAUSE_S = 0.1
 _Result = TypeVar("_Result")
 
 FIRST_REMINDER_S = 60.0
@@ -67,7 +68,12 @@ class PatientRetriever(RetrieverWrapper):
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """The best passages for every query, if need be after the backend came back."""
-        return self._patiently(lambda: self.inner.search(queries, k))
+
+        def ask_and_search() -> list[list[Hit]]:
+            check_ready(self.inner)
+            return self.inner.search(queries, k)
+
+        return self._patiently(lambda: self.inner.search(queries, k), ask_and_search)
 
     def confirm(self) -> None:
         """
@@ -76,10 +82,14 @@ class PatientRetriever(RetrieverWrapper):
         Raises:
             `RetrievalError`: If it is not, or did not come back in time.
         """
-        self._patiently(lambda: check_ready(self.inner))
 
-    def _patiently(self, act: Callable[[], _Result]) -> _Result:
-        """Result of an action, if need be after the backend came back."""
+        def ask() -> None:
+            check_ready(self.inner)
+
+        self._patiently(ask, ask)
+
+    def _patiently(self, act: Callable[[], _Result], act_again: Callable[[], _Result]) -> _Result:
+        """Result of an action, if need be of its repetition after the backend came back."""
         try:
             return act()
         except RetrievalError as error:
@@ -89,7 +99,7 @@ class PatientRetriever(RetrieverWrapper):
         begin = self._clock.monotonic()
         self._stats.add(outages=1)
         try:
-            return self._wait_and_act(act, failure, begin)
+            return self._wait_and_act(act_again, failure, begin)
         finally:
             self._stats.add(outage_s=self._clock.monotonic() - begin)
 
@@ -106,7 +116,6 @@ class PatientRetriever(RetrieverWrapper):
                 break
             self._clock.sleep(min(self._pause(failure, tries), self._patience - waited))
             try:
-                check_ready(self.inner)
                 result = act()
             except RetrievalError as error:
                 if not error.is_retryable:
@@ -125,7 +134,7 @@ class PatientRetriever(RetrieverWrapper):
 
     def _pause(self, failure: RetrievalError, tries: int) -> float:
         """Seconds until the backend is asked again."""
-        longest = min(self._cap, 0.25 * 2.0 ** min(tries, 60))
+        longest = min(self._cap, _FIRST_PAUSE_S * 2.0 ** min(tries - 1, 60))
         return self._rng.uniform(longest / 2, longest) + max(0.0, getattr(failure, "retry_after", None) or 0.0)
 
 

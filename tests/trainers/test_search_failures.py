@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -32,11 +33,12 @@ def random_plan(country, sample):
 
 
 class Failing(TinyRetriever):
-    """Fails at the search calls with these numbers, counted from 0."""
+    """Fails at the search calls with these numbers, counted from 0, or at all from a number on."""
 
-    def __init__(self, failures=None, ready_failures=0):
+    def __init__(self, failures=None, ready_failures=0, lasting=None):
         super().__init__()
         self.failures = dict(failures or {})
+        self.first_lasting, self.lasting = lasting or (math.inf, None)
         self.ready_failures = ready_failures
         self.num_calls = 0
 
@@ -46,7 +48,7 @@ class Failing(TinyRetriever):
             raise BackendUnavailableError("not ready")
 
     def search(self, queries, k):
-        failure = self.failures.get(self.num_calls)
+        failure = self.lasting if self.num_calls >= self.first_lasting else self.failures.get(self.num_calls)
         self.num_calls += 1
         if failure is not None:
             raise failure
@@ -147,8 +149,8 @@ def test_a_run_that_stops_goes_on_from_its_checkpoint_as_if_nothing_had_happened
     tmp_path, undisturbed, first_calls, batch, failure
 ):
     # The second search of the batch: by then its rollouts have drawn random numbers.
-    failures = dict.fromkeys(range(first_calls[batch] + 1, 10**4), failure)
-    stopped = run_of(SearchAgentTrainer, tmp_path, Failing(failures), retrieval_patience=0.5)
+    failing = Failing(lasting=(first_calls[batch] + 1, failure))
+    stopped = run_of(SearchAgentTrainer, tmp_path, failing, retrieval_patience=0.5)
     checkpoint = tmp_path / f"checkpoint-{2 * batch}"
     message = rf"^Training stopped after step {2 * batch}: .*`resume_from_checkpoint: {checkpoint}`\.$"
     with pytest.raises(RetrievalError, match=message) as caught:
@@ -175,8 +177,8 @@ def test_a_batch_that_is_accumulated_is_resumed_from_its_beginning(tmp_path, und
     counting.sample = lambda batch_rows: firsts.append(retriever.num_calls) or sample(batch_rows)
     counting.train()
     # The second generation batch of the second update: half of the gradient was there.
-    failures = {number: away() for number in range(firsts[3], 10**4)}
-    stopped = run_of(SearchAgentTrainer, tmp_path / "run", Failing(failures), retrieval_patience=0.0, **options)
+    failing = Failing(lasting=(firsts[3], away()))
+    stopped = run_of(SearchAgentTrainer, tmp_path / "run", failing, retrieval_patience=0.0, **options)
     with pytest.raises(RetrievalError, match="Training stopped after step 1: connection 0 refused"):
         stopped.train()
     resumed = run_of(SearchAgentTrainer, tmp_path / "run", **options)
@@ -214,14 +216,14 @@ def test_the_searches_of_credit_are_waited_for_and_stop_a_run_like_others(tmp_pa
 
 @pytest.mark.parametrize("method", ["sipo", pytest.param("gca_sipo", marks=pytest.mark.slow)])
 def test_trees_wait_and_stop_like_linear_rollouts(tmp_path, method):
-    def run(name, failures=None, **options):
+    def run(name, retriever=None, **options):
         trainer = make_tree_trainer(
             method, tmp_path / name, max_steps=2, retrieval_attempts=1, retrieval_cache="off", **options
         )
         trainer_class, _ = METHODS[method]
         again = trainer_class(
             trainer.model,
-            Failing(failures),
+            retriever or Failing(),
             args=trainer.args,
             train_dataset=trainer.train_dataset,
             processing_class=trainer.processing_class,
@@ -231,13 +233,13 @@ def test_trees_wait_and_stop_like_linear_rollouts(tmp_path, method):
 
     whole = run("whole")
     whole.train()
-    disturbed = run("disturbed", {1: away(), 3: away(), 5: away()})
+    disturbed = run("disturbed", Failing({1: away(), 3: away(), 5: away()}))
     disturbed.train()
     assert totals_of(disturbed)["search/failures"] == 3
     assert losses(disturbed) == losses(whole)
     texts = [(tmp_path / name / "rollouts.jsonl").read_text(encoding="utf-8") for name in ("whole", "disturbed")]
     assert texts[0] == texts[1]
-    stopped = run("stopped", {number: away() for number in range(1, 10**4)}, retrieval_patience=0.1)
+    stopped = run("stopped", Failing(lasting=(1, away())), retrieval_patience=0.1)
     with pytest.raises(RetrievalError, match="Training stopped after step 0: .*did not come back within"):
         stopped.train()
 
