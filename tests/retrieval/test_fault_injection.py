@@ -107,7 +107,7 @@ ALL_FAULTS = ("refuse", "reset", "overload", "unavailable", "gateway", "slow", "
 SCENARIOS = {
     "30 % of requests refused": random_faults(["refuse"], share=0.3),
     "30 % of connections reset after the search": random_faults(["reset"], share=0.3),
-    "storms of 429": storms("overload", length=6, every=9),
+    "storms of 429": storms("overload", length=5, every=9),
     "storms of 503": storms("unavailable", length=4, every=7),
     "a balancer without a server": storms("gateway", length=3, every=8),
     "slow answers": random_faults(["slow"], share=0.5),
