@@ -107,8 +107,8 @@ ALL_FAULTS = ("refuse", "reset", "overload", "unavailable", "gateway", "slow", "
 SCENARIOS = {
     "30 % of requests refused": random_faults(["refuse"], share=0.3),
     "30 % of connections reset after the search": random_faults(["reset"], share=0.3),
-    "storms of 429": storms("overload", length=5, every=9),
-    "storms of 503": storms("unavailable", length=4, every=7),
+    "storms of 429": storms("overload", length=4, every=10),
+    "storms of 503": storms("unavailable", length=4, every=9),
     "a balancer without a server": storms("gateway", length=3, every=8),
     "slow answers": random_faults(["slow"], share=0.5),
     "bodies that end too early": random_faults(["truncate"], share=0.3),
@@ -143,7 +143,7 @@ def test_faults_on_the_way_change_nothing(tmp_path, es_node, alias, undisturbed,
 def test_faults_that_outlast_every_attempt_are_waited_for(tmp_path, es_node, alias, undisturbed, caplog):
     with FaultProxy(es_node.url) as proxy:
         retriever = ElasticsearchRetriever.connect(proxy.url, alias, patience=0.05)
-        proxy.faults = storms("refuse", length=8, every=14)
+        proxy.faults = storms("refuse", length=5, every=12)
         trainer = run_of(tmp_path, retriever, retrieval_attempts=1)
         trainer.train()
         retriever.close()
