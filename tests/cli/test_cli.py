@@ -86,8 +86,11 @@ def test_a_command_is_a_module_with_the_expected_function(name):
 
 
 def test_every_command_module_is_registered():
-    modules = (REPOSITORY / "grounded_rl" / "cli").glob("*.py")
-    commands = {path.stem for path in modules if "\ndef add_parser(" in path.read_text(encoding="utf-8")}
+    folder = REPOSITORY / "grounded_rl" / "cli"
+    modules = {path.stem: path for path in folder.glob("*.py")} | {
+        path.parent.name: path for path in folder.glob("*/__init__.py")
+    }
+    commands = {name for name, path in modules.items() if "\ndef add_parser(" in path.read_text(encoding="utf-8")}
     assert commands == set(COMMANDS)
 
 

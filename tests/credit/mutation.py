@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
 import os
 import random
@@ -92,6 +93,8 @@ def functions(namespace: dict, file: str) -> dict[str, types.FunctionType]:
             inner = functions(dict(vars(value)), file)
             found |= {f"{name}.{key}": function for key, function in inner.items()}
         value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        # Decorated functions run the code of what they wrap.
+        value = inspect.unwrap(value) if callable(value) else value
         if isinstance(value, types.FunctionType) and value.__code__.co_filename == file:
             found[name] = value
     return found

@@ -163,7 +163,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path):
     assert names_in(tmp_path) == {"corpus.jsonl"}
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
+def test_a_full_disk_is_one_line_and_the_build_goes_on_when_there_is_room(tmp_path):
     passages = [Passage(str(row), "", f"{row:x} " * 200) for row in range(2000)]
     corpus = contract.write_corpus(tmp_path / "corpus.jsonl", passages)
     # A limit on the size of files fails writes as a full disk does; it is for life, hence the process of its own.
@@ -186,7 +186,12 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     )
     assert done.stdout.startswith(f"The index could not be written to `{tmp_path}`: ")
     assert done.stdout.count("\n") == 1
-    assert names_in(tmp_path) == {"corpus.jsonl"}
+    assert names_in(tmp_path) <= {"corpus.jsonl", ".index.unfinished"}
+    build_bm25_index(corpus, tmp_path / "index", resume=True)
+    retriever = build_retriever(tmp_path / "index")
+    assert retriever.manifest["num_passages"] == 2000
+    assert [hits[0].passage.id for hits in retriever.search(["7c7", "3"], 1)] == ["1991", "3"]
+    assert names_in(tmp_path) == {"corpus.jsonl", "index"}
 
 
 def test_only_an_index_is_ever_overwritten(tmp_path):
