@@ -137,7 +137,7 @@ class Routing:
                     f"`{name}` must have the shape (4, {NUM_SEGMENTS}): got {tuple(table.shape)}. "
                     "Pass one row per type A to D and one column per segment."
                 )
-        low, high = (float(end) for end in self.lambdas.aminmax())
+        low, high = (float(end) for end in self.lambdas.detach().aminmax())
         if not 0.0 <= low <= high <= 1.0:
             raise ValueError(
                 f"`lambdas` must lie in [0, 1]: got a range of [{low}, {high}]. Clip the table, or lower its scale."
@@ -155,7 +155,7 @@ class Routing:
     def bound(self) -> float:
         r"""Largest relative change of an advantage, \\( \kappa = \eta \lambda_{\max} c_{\max} \\)."""
         largest = self.weights.c_max if self.mean_salience is None else float(self.mean_salience.max())
-        return self.eta * float(self.lambdas.max()) * largest
+        return self.eta * float(self.lambdas.detach().max()) * largest
 
 
 class GCACredit(NamedTuple):

@@ -220,3 +220,12 @@ def test_the_bound_is_eta_times_the_largest_magnitude_times_the_cap():
 def test_arguments_that_do_not_fit_are_refused_with_what_to_do(call, kind, message):
     with pytest.raises(kind, match=f"^{re.escape(message)}$"):
         call()
+
+
+def test_the_bound_follows_the_largest_mean_salience_and_a_negative_one_is_refused():
+    means = torch.full((4, 3), 0.1, dtype=torch.float64)
+    means[1, 2] = 0.4
+    assert Routing(mean_salience=means).bound == pytest.approx(0.2 * float(Routing().lambdas.max()) * 0.4, rel=1e-12)
+    means[0, 0] = -1e-3
+    with pytest.raises(ValueError, match="`mean_salience` must"):
+        Routing(mean_salience=means)

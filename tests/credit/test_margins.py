@@ -190,3 +190,15 @@ TOP_IDS = torch.zeros(1, 2, 4, dtype=torch.long)
 def test_arguments_that_do_not_fit_are_refused_with_what_to_do(call, kind, message):
     with pytest.raises(kind, match=f"^{re.escape(message)}$"):
         call()
+
+
+def test_margins_pool_three_competitors_by_log_sum_exp_unless_told_otherwise():
+    token, values, ids = tensor(1.0), tensor(2.0, 1.5, 1.0, 0.5, 0.0), torch.arange(1, 6)
+    zero = torch.tensor(0)
+    expected = 1.0 - tensor(2.0, 1.5, 1.0).logsumexp(0)
+    assert_equal(margin_from_topk(token[0], values, ids, zero), expected)
+
+
+def test_a_margin_against_nobody_is_refused():
+    with pytest.raises(ValueError, match="`num_competitors` must be finite and at least 1: got 0"):
+        token_margin(torch.zeros(2, 5), torch.zeros(2, dtype=torch.long), num_competitors=0)

@@ -306,3 +306,8 @@ def test_segment_ids_out_of_range_are_refused(function, ids):
         function(ROW, torch.tensor([ids]), 2)
     with pytest.raises(ValueError, match=re.escape("[-1, num_segments) = [-1, 2)")):
         segment_counts(torch.tensor([ids]), 2)
+
+
+def test_medians_of_more_segments_than_announced_are_refused():
+    with pytest.raises(ValueError, match="`segment_ids`"):
+        segment_medians(torch.zeros(1, 3), torch.tensor([[0, 1, 2]]), num_segments=2)

@@ -244,3 +244,47 @@ def test_a_state_of_another_schedule_is_refused():
     state = router_of(interval=3).state_dict()
     with pytest.raises(ValueError, match=r"^`schedule` must be the one the state was saved under, .*'interval': 3"):
         router_of(interval=4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_a_budget_is_refused_beyond_a_millionth_of_the_weights(scale):
+    values, weights = torch.full((1, 3), 0.5, dtype=torch.float64), scale * WEIGHTS[:1]
+    capacity = weights.sum(1)
+    assert_equal(project_to_budget(values, weights, capacity * (1 + 5e-7)), torch.ones(1, 3, dtype=torch.float64))
+    for budget in (capacity * (1 + 1.5e-6), -capacity * 1.5e-6):
+        with pytest.raises(ValueError, match="`budgets` must lie between 0 and the sum of the weights"):
+            project_to_budget(values, weights, budget)
+
+
+def test_one_budget_out_of_reach_is_refused_among_others_within():
+    values, weights = torch.full((2, 3), 0.5), WEIGHTS[:2].float()
+    with pytest.raises(ValueError, match="`budgets` must lie between"):
+        project_to_budget(values, weights, torch.tensor([0.5, 2.0]))
+
+
+def test_the_first_step_moves_the_logits_by_the_learning_rate():
+    gains = torch.ones(4, 3, dtype=torch.float64)
+    for rate in (0.01, 0.02):
+        router = router_of(num_frozen_steps=0, interval=1, learning_rate=rate, weight_decay=0.0)
+        before = router._logits.detach().clone()
+        assert router.update(gains) is True
+        moved = (router._logits.detach() - before)[ACTIVE]
+        torch.testing.assert_close(moved, torch.full_like(moved, rate), rtol=1e-3, atol=0.0)
+
+
+def test_a_step_that_is_not_due_returns_false_and_one_bad_gain_is_refused_when_due():
+    router = router_of(num_frozen_steps=1, interval=1)
+    assert router.update(None) is False
+    gains = torch.ones(4, 3, dtype=torch.float64)
+    gains[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="`gains` must be finite"):
+        router.update(gains)
+
+
+def test_tables_with_gradient_are_taken_as_numbers():
+    lambdas, weights = lambda_table().requires_grad_(), WEIGHTS.clone().requires_grad_()
+    router = ConstrainedRouter(lambdas, weights, RouterSchedule(num_frozen_steps=0, interval=1))
+    assert router.update(torch.ones(4, 3, dtype=torch.float64, requires_grad=True)) is True
+    assert not router.magnitudes.requires_grad
+    assert lambdas.grad is None
+    assert weights.grad is None
