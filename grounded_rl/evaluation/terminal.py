@@ -70,7 +70,15 @@ def _shade(strength: float) -> str:
 
 
 def common_advantage(rollout: Rollout) -> float:
-    """The most common advantage of a rollout: what its tokens got before any token-level correction."""
+    """
+    What the tokens of a rollout got before any token-level credit.
+
+    Training records it; for rollouts without the record it is the most common advantage, which is a guess: a residual
+    that reached its bound at many tokens can be more common.
+    """
+    recorded = rollout.extras.get("advantage")
+    if isinstance(recorded, float):
+        return recorded
     values = Counter(value for turn in rollout.turns for value in turn.advantages or ())
     return values.most_common(1)[0][0] if values else 0.0
 

@@ -62,6 +62,8 @@ class GenerationBatch:
     """Turn of every sampled token, -1 elsewhere, `(B, T)`."""
     diagnoses: list[Diagnosis] = field(default_factory=list)
     """Set by credit assignment; what each rollout did."""
+    rollout_advantages: torch.Tensor | None = None
+    """Advantage of every rollout before any token-level credit, `(B,)`."""
     advantages: torch.Tensor | None = None
     """Set by credit assignment, `(B, T)`."""
     masked: torch.Tensor | None = None

@@ -293,7 +293,7 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
         batch.metrics |= rollout_metrics(batch.rollouts, batch.diagnoses)
         has_variance = has_reward_variance(batch.rewards, batch.group_ids, batch.valid)
         batch.metrics["credit/zero_variance_groups"] = 1.0 - has_variance.float().mean().item()
-        return group_advantages(
+        batch.rollout_advantages = group_advantages(
             batch.rewards,
             batch.group_ids,
             scale="none" if self.scale_rewards == "none" else "std",
@@ -301,6 +301,7 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             epsilon=self.args.credit_epsilon,
             valid=batch.valid,
         )
+        return batch.rollout_advantages
 
     def _write_credit(self, output: dict[str, Any], batch: GenerationBatch) -> None:
         batch.metrics |= self._search_metrics(batch.rollouts)
@@ -322,10 +323,13 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             return
         last = len(batch.rollouts) if groups < 0 else groups * self.num_generations
         leaves_loss = torch.zeros_like(batch.valid) if batch.masked is None else batch.masked
+        # A method that assigns credit without a common advantage has none to record.
+        shared = [None] * last if batch.rollout_advantages is None else batch.rollout_advantages[:last].tolist()
         records = [
-            _record(rollout, advantages if is_valid else None, is_masked, self.state.global_step)
-            for rollout, advantages, is_valid, is_masked in zip(
+            _record(rollout, (common, advantages) if is_valid else None, is_masked, self.state.global_step)
+            for rollout, common, advantages, is_valid, is_masked in zip(
                 batch.rollouts[:last],
+                shared,
                 batch.advantages[:last].tolist(),
                 batch.valid[:last].tolist(),
                 leaves_loss[:last].tolist(),
@@ -358,11 +362,18 @@ def _drop_from(path: Path, step: int) -> None:
     temporary.replace(path)
 
 
-def _record(rollout: Rollout, advantages: list[float] | None, is_masked: bool, step: int) -> Rollout:
-    """Rollout with its token advantages: `None` where it was never scored, zero where it was taken out of the loss."""
+def _record(rollout: Rollout, credit: tuple[float | None, list[float]] | None, is_masked: bool, step: int) -> Rollout:
+    """
+    Rollout with its own advantage and those of its tokens.
+
+    Both are absent where it was never scored; those of the tokens are zero where it was taken out of the loss.
+    """
     extras = {**rollout.extras, "step": step, **({"masked": True} if is_masked else {})}
-    if advantages is None:
+    if credit is None:
         return replace(rollout, extras=extras)
+    shared, advantages = credit
+    if shared is not None:
+        extras["advantage"] = 0.0 if is_masked else round(shared, 6)
     turns, position = [], 0
     for turn in rollout.turns:
         values = advantages[position : position + len(turn.ids)]

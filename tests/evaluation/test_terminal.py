@@ -1,5 +1,6 @@
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -80,6 +81,14 @@ def test_the_residual_shades_what_was_added_to_the_common_advantage():
     styled = coloured(render_rollout(rollout, residual=True))
     assert "aabb\x1b[30;48;2;0;158;115mcc\x1b[0m" in styled
     assert "advantage minus -0.5000" in plain(render_rollout(rollout, residual=True))
+
+
+def test_the_recorded_advantage_is_believed_over_the_most_common_one():
+    turn = search_turn("Paris", text="aabbcc", advantages=[-0.475, -0.475, -0.55])
+    rollout = replace(
+        make_rollout([turn, answer_turn("Paris", advantages=[-0.475, -0.475])]), extras={"advantage": -0.5}
+    )
+    assert common_advantage(rollout) == -0.5
 
 
 def test_never_scored_is_told_apart_from_scored_with_zero():

@@ -145,7 +145,12 @@ def test_rollouts_are_written_with_the_advantages_they_were_trained_with(tmp_pat
             expected = output["advantages"][row][output["turn_ids"][row] == number]
             assert list(turn.advantages) == pytest.approx(expected.tolist(), abs=1e-6)
     assert rollouts[0].rewards == {"search_reward": 1.0}
-    assert rollouts[0].extras == {"step": 0}
+    assert rollouts[0].extras["step"] == 0
+    for rollout in rollouts:
+        own = rollout.extras["advantage"]
+        changes = [value / own - 1 for turn in rollout.turns for value in turn.advantages] if own else []
+        assert all(abs(change) <= 0.1 + 1e-4 for change in changes)
+    assert rollouts[0].extras["advantage"] > 0 > rollouts[1].extras["advantage"]
 
 
 def test_rollouts_that_left_the_loss_are_marked(tmp_path):
@@ -159,7 +164,7 @@ def test_rollouts_that_left_the_loss_are_marked(tmp_path):
     generation_batch(trainer, UNKNOWN_COUNTRY, "Peru")
     rollouts = load_rollouts(tmp_path / "rollouts.jsonl")
     assert len(rollouts) == 4
-    assert rollouts[0].extras == {"step": 0, "masked": True}
+    assert rollouts[0].extras == {"step": 0, "masked": True, "advantage": 0.0}
     assert set(rollouts[0].turns[0].advantages) == {0.0}
     assert rollouts[1].turns[0].advantages[0] < 0
 
