@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +14,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from grounded_rl.credit import group_advantages, has_reward_variance
-from grounded_rl.data.rows import Question, question_from_record
+from grounded_rl.data.rows import Question
 from grounded_rl.environments.rewards import reward_value
 from grounded_rl.environments.search import SearchEnvironment
 from grounded_rl.errors import ConfigurationError, RetrievalError
@@ -26,12 +23,13 @@ from grounded_rl.retrieval.base import Retriever
 from grounded_rl.retrieval.compose import RetrievalSettings, compose_retriever
 from grounded_rl.retrieval.outage import PatientRetriever
 from grounded_rl.retrieval.stats import SearchStats, merge_windows
-from grounded_rl.rollouts.io import save_rollouts
 from grounded_rl.rollouts.types import Rollout, StopReason
 from grounded_rl.sampling.scheduler import RolloutRequest, RolloutSampler
 from grounded_rl.trainers._trl import GenerationBatch, RolloutGRPOTrainer, TrainerEngine
 from grounded_rl.trainers.metrics import SearchAlarm, SearchCounts, rollout_metrics
+from grounded_rl.trainers.prompts import check_size, with_prompts
 from grounded_rl.trainers.random_states import RandomStates
+from grounded_rl.trainers.rollout_log import RolloutLog, with_credit
 from grounded_rl.trainers.search_agent_config import SearchAgentConfig
 from grounded_rl.trainers.together import raise_together
 
@@ -52,59 +50,6 @@ def environment_reward(scheme: str, environment: SearchEnvironment) -> RewardFun
         return [reward_value(each, **options) for each in rollout]
 
     return search_reward
-
-
-def _check_type(dataset: Any, name: str) -> None:
-    if not isinstance(dataset, Dataset):
-        raise ConfigurationError(
-            f"`{name}` must be a `datasets.Dataset`: got a `{type(dataset).__name__}`. "
-            "Build one with `Dataset.from_list` or `load_dataset`, without streaming."
-        )
-
-
-def with_prompts(dataset: Dataset, environment: SearchEnvironment, name: str) -> Dataset:
-    """
-    The dataset with a `prompt` column of messages.
-
-    Raises:
-        `ConfigurationError`: If a row lacks `question` or `answers` or has them in another form, or if two rows share
-            an `id`.
-    """
-
-    identifiers = None
-    if "id" in dataset.column_names:
-        # A column that is mapped onto itself keeps its type, but ids are text whatever the file has.
-        identifiers = dataset["id"][:]
-        dataset = dataset.remove_columns("id")
-
-    def add_prompt(row: dict[str, Any], index: int) -> dict[str, Any]:
-        # Without ids, those of different datasets must differ: what is known about a question is remembered by its id.
-        identifier = f"{name}-{index}" if identifiers is None or identifiers[index] is None else identifiers[index]
-        try:
-            question = question_from_record({**row, "id": identifier})
-        except ConfigurationError as error:
-            raise ConfigurationError(f"`{name}`, row {index}: {error}") from None
-        return {
-            "prompt": environment.messages(question.question),
-            "id": question.id,
-            "answers": list(question.answers),
-        }
-
-    rows = dataset.map(
-        add_prompt,
-        with_indices=True,
-        # A column that stays would cast what replaces it to its own type.
-        remove_columns=[column for column in ("prompt", "id", "answers") if column in dataset.column_names],
-        # Prompts follow from code that the dataset's cache does not know.
-        load_from_cache_file=False,
-        desc=f"Writing prompts ({name})",
-    )
-    repeated = [identifier for identifier, count in Counter(rows["id"]).items() if count > 1]
-    if repeated:
-        raise ConfigurationError(
-            f"`id` must be unique in `{name}`: got {repeated[0]!r} more than once. Rename the rows or drop the column."
-        )
-    return rows
 
 
 class SearchAgentTrainer(RolloutGRPOTrainer):
@@ -175,7 +120,7 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             observation_tokens=args.rollout_observation_tokens,
             max_calls_per_turn=args.rollout_max_calls_per_turn,
         )
-        _check_size(train_dataset, args)
+        check_size(train_dataset, args)
         self._random_states = RandomStates(self.skip_epochs)
         super().__init__(
             model,
@@ -190,7 +135,7 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             **kwargs,
         )
         self.end_turns_at(self.environment.end_token_ids)
-        self._has_log = False
+        self.log_file = RolloutLog(Path(args.output_dir) / "rollouts.jsonl")
         self._alarm = SearchAlarm()
         self.search_stats = SearchStats()
         self.retriever = self._composed(retriever)
@@ -316,17 +261,22 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
             self._alarm.check(total)
         return merge_windows(windows).metrics() | total.metrics()
 
+    def num_logged_groups(self, total: int) -> int:
+        """How many of the `total` groups of this process go into the rollout file."""
+        if not self.is_world_process_zero() or not self.model.training:
+            return 0
+        return total if self.args.rollout_log_groups < 0 else min(self.args.rollout_log_groups, total)
+
     def finish_batch(self, batch: GenerationBatch) -> None:
         """Write rollouts with their token advantages."""
-        groups = self.args.rollout_log_groups
-        if groups == 0 or not self.is_world_process_zero() or not self.model.training:
+        last = self.num_logged_groups(len(batch.rollouts) // self.num_generations) * self.num_generations
+        if last == 0:
             return
-        last = len(batch.rollouts) if groups < 0 else groups * self.num_generations
         leaves_loss = torch.zeros_like(batch.valid) if batch.masked is None else batch.masked
         # A method that assigns credit without a common advantage has none to record.
         shared = [None] * last if batch.rollout_advantages is None else batch.rollout_advantages[:last].tolist()
         records = [
-            _record(rollout, (common, advantages) if is_valid else None, is_masked, self.state.global_step)
+            with_credit(rollout, (common, advantages) if is_valid else None, is_masked, self.state.global_step)
             for rollout, common, advantages, is_valid, is_masked in zip(
                 batch.rollouts[:last],
                 shared,
@@ -336,50 +286,7 @@ class SearchAgentTrainer(RolloutGRPOTrainer):
                 strict=True,
             )
         ]
-        save_rollouts(self.open_log(), records, append=True)
-
-    def open_log(self) -> Path:
-        """File the rollouts are appended to; the first call drops what the run is about to write again."""
-        path = Path(self.args.output_dir) / "rollouts.jsonl"
-        if not self._has_log and path.is_file():
-            _drop_from(path, self.state.global_step)
-        self._has_log = True
-        return path
-
-
-def _drop_from(path: Path, step: int) -> None:
-    """Keep the records of earlier steps: none when a run starts, those before the checkpoint when it is resumed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with path.open(encoding="utf-8") as stream, temporary.open("w", encoding="utf-8") as kept:
-        for line in stream:
-            try:
-                record = json.loads(line)
-                is_earlier = record.get("step", record.get("extras", {}).get("step", step)) < step
-            except ValueError:
-                continue  # the last line of a killed run may be incomplete
-            if is_earlier:
-                kept.write(line)
-    temporary.replace(path)
-
-
-def _record(rollout: Rollout, credit: tuple[float | None, list[float]] | None, is_masked: bool, step: int) -> Rollout:
-    """
-    Rollout with its own advantage and those of its tokens.
-
-    Both are absent where it was never scored; those of the tokens are zero where it was taken out of the loss.
-    """
-    extras = {**rollout.extras, "step": step, **({"masked": True} if is_masked else {})}
-    if credit is None:
-        return replace(rollout, extras=extras)
-    shared, advantages = credit
-    if shared is not None:
-        extras["advantage"] = 0.0 if is_masked else round(shared, 6)
-    turns, position = [], 0
-    for turn in rollout.turns:
-        values = advantages[position : position + len(turn.ids)]
-        turns.append(replace(turn, advantages=tuple(0.0 if is_masked else round(value, 6) for value in values)))
-        position += len(turn.ids) + len(turn.observation_ids)
-    return replace(rollout, turns=tuple(turns), extras=extras)
+        self.log_file.append_rollouts(records, self.state.global_step)
 
 
 def _load_tokenizer(model: str | PreTrainedModel) -> PreTrainedTokenizerBase:
@@ -392,15 +299,3 @@ def _load_tokenizer(model: str | PreTrainedModel) -> PreTrainedTokenizerBase:
             "Pass the tokenizer."
         )
     return AutoTokenizer.from_pretrained(name)
-
-
-def _check_size(dataset: Dataset, args: SearchAgentConfig) -> None:
-    """TRL drops an incomplete generation batch, so a smaller dataset would train no step and say nothing."""
-    _check_type(dataset, "train_dataset")
-    needed = args.generation_batch_size // args.num_generations
-    if len(dataset) < needed:
-        raise ConfigurationError(
-            f"`train_dataset` must hold at least the {needed} questions of one generation batch "
-            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}): got "
-            f"{len(dataset)}. Add questions or lower the batch size."
-        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,6 @@ from transformers import TrainerCallback
 from grounded_rl.credit import CorrelationSums, SlopeSums, node_advantages, spread_to_tokens
 from grounded_rl.data.rows import Question
 from grounded_rl.errors import ConfigurationError
-from grounded_rl.rollouts.io import save_trees
 from grounded_rl.rollouts.tree import RolloutTree
 from grounded_rl.rollouts.types import Rollout
 from grounded_rl.sampling.forest import Forest, build_forest
@@ -143,8 +141,6 @@ class SIPOTrainer(SearchAgentTrainer):
     def finish_batch(self, batch: GenerationBatch) -> None:
         """Write trees with their selection records; `load_rollouts` reads the leaves, `load_trees` the trees."""
         trees, self._trees = self._trees, []
-        groups = self.args.rollout_log_groups
-        if not trees or groups == 0 or not self.is_world_process_zero():
-            return
-        last = len(trees) if groups < 0 else groups
-        save_trees(Path(self.args.output_dir) / "rollouts.jsonl", trees[:last], append=True)
+        last = self.num_logged_groups(len(trees))
+        if last > 0:
+            self.log_file.append_trees(trees[:last], self.state.global_step)

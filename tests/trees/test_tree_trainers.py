@@ -216,6 +216,21 @@ def test_a_resumed_run_takes_the_slope_from_its_checkpoint(tmp_path):
     assert {tree.extras["slope"] for tree in load_trees(tmp_path / "rollouts.jsonl") if tree.step == 2} == {kept}
 
 
+@pytest.mark.parametrize("method", ["at2po", "sipo", "gca_sipo"])
+def test_a_new_run_in_the_same_folder_starts_its_log_anew(tmp_path, method):
+    for _ in range(2):
+        make_tree_trainer(method, tmp_path, max_steps=4).train()
+    assert [tree.step for tree in load_trees(tmp_path / "rollouts.jsonl")] == [0, 0, 2, 2]
+
+
+def test_a_resumed_run_writes_no_step_twice(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2}
+    make_tree_trainer("sipo", tmp_path, max_steps=4, **options).train()
+    resumed = make_tree_trainer("sipo", tmp_path, max_steps=6, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [tree.step for tree in load_trees(tmp_path / "rollouts.jsonl")] == [0, 0, 2, 2, 4, 4]
+
+
 def test_gca_on_trees_keeps_sign_bound_and_one_advantage_per_token(tmp_path):
     # The scripts of the policy hold every diagnosis.
     _, plain, _ = batch_of(make_tree_trainer("sipo", tmp_path / "sipo", policy=TextPolicy(2)))
