@@ -1,11 +1,13 @@
 # Every target is explained by its `##` line: run `make help`.
-# Variables: PYTHON (interpreter that creates .venv), PYTEST_ARGS, ORACLES, QUICKSTART_ARGS, QUICKSTART_DIR.
+# Variables: PYTHON (interpreter that creates .venv), TEST_JOBS (test processes), PYTEST_ARGS, ORACLES, QUICKSTART_ARGS, QUICKSTART_DIR.
 
 PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3 || echo python3.11)
 QUICKSTART_DIR ?= quickstart
 QUICKSTART_ARGS ?=
+TEST_JOBS ?= auto
 PYTEST_ARGS ?=
 ORACLES ?= ../shared/oracles
+PYTEST = $(BIN)/python -m pytest -q -n $(TEST_JOBS) --maxprocesses 4 --dist loadscope
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -38,10 +40,10 @@ quickstart: $(STAMP) ## build the index, evaluate, train with GCA, evaluate agai
 	$(BIN)/grounded-rl quickstart --out $(QUICKSTART_DIR) $(QUICKSTART_ARGS)
 
 test: $(TEST_STAMP) ## run the default tests: CPU, offline, minutes
-	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-bare: $(STAMP) ## run the default tests without installing any optional package
-	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-slow: $(TEST_STAMP) ## run the slow tests only
 	$(BIN)/python -m pytest -q -m slow $(PYTEST_ARGS)

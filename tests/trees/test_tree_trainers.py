@@ -216,11 +216,10 @@ def test_a_resumed_run_takes_the_slope_from_its_checkpoint(tmp_path):
     assert {tree.extras["slope"] for tree in load_trees(tmp_path / "rollouts.jsonl") if tree.step == 2} == {kept}
 
 
-@pytest.mark.parametrize("method", ["at2po", "sipo", "gca_sipo"])
-def test_a_new_run_in_the_same_folder_starts_its_log_anew(tmp_path, method):
+def test_a_new_run_in_the_same_folder_starts_its_log_anew(tmp_path):
     for _ in range(2):
-        make_tree_trainer(method, tmp_path, max_steps=4).train()
-    assert [tree.step for tree in load_trees(tmp_path / "rollouts.jsonl")] == [0, 0, 2, 2]
+        make_tree_trainer("at2po", tmp_path, max_steps=2).train()
+    assert [tree.step for tree in load_trees(tmp_path / "rollouts.jsonl")] == [0, 0]
 
 
 def test_a_resumed_run_writes_no_step_twice(tmp_path):
