@@ -82,16 +82,32 @@ def clipped_surrogate(
     if mask is not None:
         check_same_shape(ratio=ratio, mask=mask)
         trained = mask.bool()
-        ratio, advantages = torch.where(trained, ratio, 1.0), torch.where(trained, advantages, 0.0)
-    low, high = 1.0 - clip_low, 1.0 + clip_high
+        ratio = torch.where(trained, ratio, 1.0)
+    ratio = _clipped(ratio, advantages < 0, 1.0 - clip_low, 1.0 + clip_high, dual_clip, keep_clipped_gradient)
+    if mask is not None:
+        advantages = torch.where(trained, advantages, 0.0)
+    return ratio * advantages
+
+
+def _clipped(
+    ratio: torch.Tensor,
+    is_negative: torch.Tensor,
+    low: float,
+    high: float,
+    dual_clip: float | None,
+    keep_clipped_gradient: bool,
+) -> torch.Tensor:
+    """Ratio at the bounds that are active for the sign of the advantage; two products would hold twice the memory."""
+    bound: float | torch.Tensor = high
+    is_above = ~is_negative & (ratio > high)
     if keep_clipped_gradient:
-        clipped = torch.where(ratio > high, high * ratio / ratio.detach(), ratio.clamp(min=low))
-    else:
-        clipped = ratio.clamp(low, high)
-    objective = torch.minimum(ratio * advantages, clipped * advantages)
+        above = ratio.clamp(min=high)  # a ratio that underflowed to zero must not be divided by
+        bound = high * above / above.detach()
+    ratio = torch.where(is_above, bound, ratio)
+    ratio = torch.where(is_negative & (ratio < low), low, ratio)
     if dual_clip is not None:
-        objective = torch.maximum(objective, torch.where(advantages < 0, dual_clip * advantages, -torch.inf))
-    return objective
+        ratio = torch.where(is_negative & (ratio > dual_clip), dual_clip, ratio)
+    return ratio
 
 
 def approximate_kl(

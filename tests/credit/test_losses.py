@@ -67,6 +67,13 @@ def test_a_kept_gradient_is_scaled_to_the_upper_bound():
     assert_equal(torch.autograd.grad(kept.sum(), ratio)[0], [0.64, -1.0, 1.0, 0.0, 1.0])
 
 
+def test_a_kept_gradient_survives_a_ratio_that_underflowed_to_zero():
+    ratio = tensor(0.0, 0.0, 2.0).requires_grad_()
+    kept = clipped_surrogate(ratio, tensor(1, -1, 1), clip_high=0.28, keep_clipped_gradient=True)
+    assert_equal(kept, [0.0, -0.8, 1.28])
+    assert_equal(torch.autograd.grad(kept.sum(), ratio)[0], [1.0, 0.0, 0.64])
+
+
 @quick
 @given(batches(), st.sampled_from([None, 1.5]), st.booleans())
 def test_the_surrogate_equals_the_loop_and_stays_below_the_unclipped_objective(batch, dual_clip, keep):
