@@ -310,6 +310,44 @@ def test_a_dataset_smaller_than_a_generation_batch_trains_nothing(tmp_path):
     )
 
 
+def test_the_sampler_of_a_run_comes_from_one_method_and_shuffles_anew_every_time(build):
+    kept = []
+
+    class Watched(GRPOTrainer):
+        def _get_train_sampler(self, *args, **kwargs):
+            kept.append(super()._get_train_sampler(*args, **kwargs))
+            return kept[-1]
+
+    trainer, _ = build(Watched, seed=3)
+    trainer.train_dataset = Dataset.from_list([{"prompt": PROMPTS[0]}] * 64)
+    trainer.get_train_dataloader()
+    assert len(kept) == 1, (
+        "the data of a run are no longer ordered by `_get_train_sampler`: change `RolloutGRPOTrainer.skip_epochs`"
+    )
+    first, second = list(kept[0]), list(kept[0])
+    assert first != second, (
+        "the sampler repeats the order of its first epoch: `RolloutGRPOTrainer.skip_epochs` must draw no order"
+    )
+    again = trainer._get_train_sampler()
+    assert (list(again), list(again)) == (first, second), (
+        "the order of an epoch no longer follows from the seed and the epochs before it: a resumed run cannot find "
+        "its place with `RolloutGRPOTrainer.skip_epochs`"
+    )
+
+
+def test_a_checkpoint_at_any_moment_holds_what_a_run_is_resumed_from(build, tmp_path):
+    trainer, _ = build(save_only_model=False)
+    trainer.create_optimizer_and_scheduler(num_training_steps=4)
+    trainer.state.global_step = 7
+    trainer._save_checkpoint(trainer.model, trial=None)
+    [folder] = tmp_path.glob("**/checkpoint-7")
+    names = {path.name for path in folder.iterdir()}
+    wanted = {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
+    assert wanted <= names, (
+        "`_save_checkpoint` writes other files than a run is resumed from: change `RolloutGRPOTrainer.save_checkpoint`"
+    )
+
+
 def test_a_segment_level_is_refused_by_the_loss_and_not_by_the_configuration(build):
     trainer, _ = build(importance_sampling_level="turn")
     inputs = batch_of(trainer)
