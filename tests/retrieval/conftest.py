@@ -14,9 +14,15 @@ from tests.retrieval.es_node import ElasticsearchNode
 from tests.retrieval.es_node_parts import PartsMissingError, prepare_schema
 
 
+def need_client() -> None:
+    """Skip the test where the official client is not installed."""
+    pytest.importorskip("elasticsearch", reason="the extra `elasticsearch` is not installed")
+
+
 @pytest.fixture(scope="session")
 def es_node() -> Iterator[ElasticsearchNode]:
     """A running node shared by all tests of the session: do not kill it, start one of your own for that."""
+    need_client()
     try:
         node = ElasticsearchNode()
     except PartsMissingError as error:
@@ -28,6 +34,7 @@ def es_node() -> Iterator[ElasticsearchNode]:
 @pytest.fixture
 def make_es_node() -> Iterator[Callable[..., ElasticsearchNode]]:
     """Starts nodes of a test's own, with settings of its own; all are stopped at its end."""
+    need_client()
     with contextlib.ExitStack() as stack:
 
         def make(settings: dict[str, object] | None = None, **options: object) -> ElasticsearchNode:

@@ -9,6 +9,8 @@ from collections import Counter
 
 import pytest
 
+pytest.importorskip("elasticsearch", reason="the extra `elasticsearch` is not installed")
+
 from grounded_rl.errors import BackendUnavailableError, ConfigurationError, IndexMismatchError, RetrievalError
 from grounded_rl.retrieval.base import Passage, RemoteRetriever
 from grounded_rl.retrieval.build import known_item_recall

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
+
+pytest.importorskip("elasticsearch", reason="the extra `elasticsearch` is not installed")
+
 from elastic_transport import (
     ApiResponseMeta,
     BaseNode,

@@ -8,6 +8,8 @@ from itertools import islice
 
 import pytest
 
+pytest.importorskip("elasticsearch", reason="the extra `elasticsearch` is not installed")
+
 from grounded_rl.errors import (
     BackendTimeoutError,
     BackendUnavailableError,

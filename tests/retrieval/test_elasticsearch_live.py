@@ -11,6 +11,8 @@ import uuid
 import numpy as np
 import pytest
 
+pytest.importorskip("elasticsearch", reason="the extra `elasticsearch` is not installed")
+
 from grounded_rl.errors import IndexMismatchError
 from grounded_rl.retrieval.base import Passage
 from grounded_rl.retrieval.elasticsearch import (

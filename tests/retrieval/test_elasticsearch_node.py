@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytest.importorskip("elasticsearch", reason="the extra `elasticsearch` is not installed")
+
 from grounded_rl.errors import ConfigurationError
 from grounded_rl.retrieval.elasticsearch import ElasticsearchRetriever
 from tests.retrieval.es_indices import call

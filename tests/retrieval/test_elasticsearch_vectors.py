@@ -13,6 +13,8 @@ import time
 import numpy as np
 import pytest
 
+pytest.importorskip("elasticsearch", reason="the extra `elasticsearch` is not installed")
+
 from grounded_rl.errors import (
     BackendOverloadedError,
     BadResponseError,
