@@ -1,7 +1,7 @@
 """
 Time and peak memory of credit on batches of two sizes.
 
-    python benchmarks/credit_scale.py --rows 1408 --tokens 4096
+    python benchmarks/credit_scale.py --rows 1408 --tokens 4096 --out benchmarks/results/credit_scale.md
 
 Every function runs on half of the rows and on all of them. `memory` is the largest amount held above what was held
 before the call, results included, as a multiple of one `(B, T)` float tensor; `growth` is the time and memory of the
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable
@@ -102,25 +103,38 @@ def tree_calls(rows: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def report(rows: int, tokens: int, repeats: int) -> None:
-    """Print one line per function."""
+def report(rows: int, tokens: int, repeats: int) -> str:
+    """Table of both sizes, one line per function, as Markdown."""
     sizes = (rows // 2, rows)
     tensor_bytes = [size * tokens * 4 for size in sizes]
-    print(f"{sizes[0]} and {sizes[1]} rows of {tokens} tokens, {torch.get_num_threads()} thread(s)")
-    print(f"{'function':28} {'seconds':>17} {'memory':>15} {'growth of time':>15} {'of memory':>10}")
     measured: dict[str, list[tuple[float, int]]] = {}
     for call in token_calls(8, tokens).values():
         call()  # what torch loads on first use is not the function's
     for size in sizes:
         for name, call in {**token_calls(size, tokens), **tree_calls(size)}.items():
             measured.setdefault(name, []).append(measure(call, repeats))
+    lines = [
+        "# Credit on large batches",
+        "",
+        f"`python benchmarks/credit_scale.py --rows {rows} --tokens {tokens} --repeats {repeats}`",
+        "",
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, torch "
+        f"{torch.__version__}, {torch.get_num_threads()} thread(s). Load average: {os.getloadavg()[0]:.1f}.",
+        "",
+        f"Two batches, of {sizes[0]} and {sizes[1]} rollouts of {tokens} tokens. Memory is the largest amount held "
+        "above what was held before the call, results included, in units of one float tensor of the batch's shape.",
+        "",
+        "| function | seconds | | memory | | growth of time | of memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, ((small_s, small_b), (large_s, large_b)) in measured.items():
         shares = [extra / unit for extra, unit in zip((small_b, large_b), tensor_bytes, strict=True)]
-        growth = f"{large_b / small_b:10.2f}" if small_b else f"{'-':>10}"
-        print(
-            f"{name:28} {small_s:8.3f} {large_s:8.3f} {shares[0]:7.2f} {shares[1]:7.2f} "
-            f"{large_s / small_s:15.2f} {growth}"
+        growth = f"{large_b / small_b:.2f}" if small_b else ""
+        lines.append(
+            f"| {name} | {small_s:.3f} | {large_s:.3f} | {shares[0]:.2f} | {shares[1]:.2f} | {large_s / small_s:.2f} "
+            f"| {growth} |"
         )
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -129,8 +143,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1408, help="rollouts of the large batch (64 trees of 22 leaves)")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of a rollout")
     parser.add_argument("--repeats", type=int, default=3, help="calls per function; the fastest counts")
+    parser.add_argument("--out", type=Path, help="file for the report")
     arguments = parser.parse_args()
-    report(arguments.rows, arguments.tokens, arguments.repeats)
+    text = report(arguments.rows, arguments.tokens, arguments.repeats)
+    print(text, end="")
+    if arguments.out:
+        arguments.out.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

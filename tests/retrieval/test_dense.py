@@ -125,7 +125,7 @@ def test_the_passage_file_is_what_the_corpus_hash_is_taken_of(flat):
 def test_the_structure_follows_the_size():
     assert [default_kind(count) for count in (1, 999_999, 1_000_000)] == ["Flat", "Flat", "IVF,SQ8"]
     small, large = (structure_parameters("IVF,SQ8", count, 768) for count in (10_000, 21_015_324))
-    assert small == {"nlist": 256, "nprobe": 32}
+    assert small == {"nlist": 256, "nprobe": 64}
     assert large["nlist"] * 39 * 768 * 4 <= 1 << 29
     assert large["nprobe"] == 64
     assert structure_parameters("IVF,SQ8", 5, 8, nlist=3, nprobe=9) == {"nlist": 3, "nprobe": 3}

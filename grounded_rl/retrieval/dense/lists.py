@@ -38,6 +38,8 @@ FLAT_LIMIT: Final = 1_000_000
 _TRAINING_BYTES: Final = 1 << 29
 _TRAINING_PER_LIST: Final = 64
 _MIN_TRAINING_PER_LIST: Final = 39
+# Measured on real passages: `benchmarks/results/dense_recall.md`.
+_PROBES: Final = 64
 """FAISS warns below this number."""
 _BLOCK: Final = 16_384
 _ID_BYTES: Final = 8
@@ -65,8 +67,7 @@ def structure_parameters(
     """
     What decides the answers of a structure.
 
-    Lists number \\( 4 \\sqrt{N} \\), but no more than half a gigabyte of vectors can train; an eighth of them is
-    searched, at least 16 and at most 64.
+    Lists number \\( 4 \\sqrt{N} \\), but no more than half a gigabyte of vectors can train; 64 of them are searched.
 
     Args:
         kind (`str`):
@@ -91,8 +92,7 @@ def structure_parameters(
             raise ConfigurationError(
                 f"`nlist` must not exceed the {num_passages:,} passages: got {lists}. Leave it out."
             )
-        probes = nprobe if nprobe is not None else min(lists, max(16, min(64, lists // 8)))
-        return {"nlist": lists, "nprobe": min(probes, lists)}
+        return {"nlist": lists, "nprobe": min(_PROBES if nprobe is None else nprobe, lists)}
     if kind == HNSW:
         return {"links": _GRAPH_LINKS, "ef_construction": _GRAPH_EF_CONSTRUCTION, "ef_search": 256}
     return {}
