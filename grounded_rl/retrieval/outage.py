@@ -138,9 +138,9 @@ class PatientRetriever(RetrieverWrapper):
         return self._rng.uniform(longest / 2, longest) + max(0.0, getattr(failure, "retry_after", None) or 0.0)
 
 
-def confirm_index(retriever: Retriever) -> None:
+def index_failure(retriever: Retriever, *, may_be_away: bool = False) -> RetrievalError | None:
     """
-    Make sure, after searches, that all of them were answered by the index the run was started with.
+    What keeps the answers of earlier searches from being those of the index the run was started with.
 
     An index that was replaced under its own name answers like any other until someone asks which it is. One that is
     the right one now was the right one before: an index that is made anew never becomes the old one again.
@@ -148,11 +148,17 @@ def confirm_index(retriever: Retriever) -> None:
     Args:
         retriever ([`Retriever`]):
             Any retriever; a patient one waits for its backend, an embedded index is always the right one.
+        may_be_away (`bool`, *optional*, defaults to `False`):
+            Whether a backend that does not answer now is no reason to distrust what it answered.
 
-    Raises:
-        `RetrievalError`: If the index is another one, or does not answer.
+    Returns:
+        `RetrievalError`, *optional*: The failure; `None` if there is none.
     """
-    if isinstance(retriever, PatientRetriever):
-        retriever.confirm()
-    else:
-        check_ready(retriever)
+    try:
+        if isinstance(retriever, PatientRetriever):
+            retriever.confirm()
+        else:
+            check_ready(retriever)
+    except RetrievalError as error:
+        return None if may_be_away and error.is_retryable else error
+    return None

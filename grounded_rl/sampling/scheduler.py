@@ -11,7 +11,7 @@ from grounded_rl.environments.parsing import TurnReading
 from grounded_rl.environments.search import SearchEnvironment
 from grounded_rl.errors import BadResponseError, ConfigurationError, RetrievalError
 from grounded_rl.retrieval.base import Hit, Retriever
-from grounded_rl.retrieval.outage import confirm_index
+from grounded_rl.retrieval.outage import index_failure
 from grounded_rl.rollouts.types import Call, CallStatus, FinishReason, Rollout, StopReason, Turn, TurnKind
 from grounded_rl.sampling.engine import Completion, Engine
 
@@ -192,12 +192,7 @@ class RolloutSampler:
         """What keeps the answers of a run from being trusted, if anything does."""
         if not any(episode.seen for episode in episodes):
             return None
-        try:
-            confirm_index(self.retriever)
-        except RetrievalError as error:
-            # Where failures are masked, an index that does not answer now is no reason to give up what it answered.
-            return None if error.is_retryable and self.on_search_failure == "mask" else error
-        return None
+        return index_failure(self.retriever, may_be_away=self.on_search_failure == "mask")
 
     def _advance(self, episodes: list[Episode], completions: list[Completion]) -> None:
         readings = [self._read(episode, completion) for episode, completion in zip(episodes, completions, strict=True)]

@@ -23,7 +23,7 @@ from grounded_rl.credit import (
 from grounded_rl.environments.structure import structural_mask
 from grounded_rl.errors import RetrievalError
 from grounded_rl.grounding import Diagnosis, Retrievability, RolloutType, Segment, diagnose, segments
-from grounded_rl.retrieval.outage import confirm_index
+from grounded_rl.retrieval.outage import index_failure
 from grounded_rl.rollouts.types import Group, Rollout
 from grounded_rl.trainers._trl import GenerationBatch
 from grounded_rl.trainers.gca_config import GCAConfig
@@ -127,13 +127,12 @@ class GCATrainer(SearchAgentTrainer):
         failure: RetrievalError | None = None
         try:
             values = self.retrievability(groups, diagnoses)
-            confirm_index(self.retriever)
         except RetrievalError as error:
             if self.masks_failures:
                 values = [self._is_retrievable(*pair) for pair in zip(groups, diagnoses, strict=True)]
             else:
                 failure = error
-        self.raise_together(failure)
+        self.raise_together(failure or index_failure(self.retriever, may_be_away=self.masks_failures))
         return torch.tensor(values, device=batch.group_ids.device)[batch.group_ids]
 
     def _is_retrievable(self, group: Group, diagnoses: list[Diagnosis]) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grounded_rl.cli import main
-from grounded_rl.errors import BackendUnavailableError, BadResponseError, RetrievalError
+from grounded_rl.errors import BackendUnavailableError, BadResponseError, IndexMismatchError, RetrievalError
 from grounded_rl.retrieval.outage import PatientRetriever
 from grounded_rl.rollouts import load_rollouts
 from grounded_rl.rollouts.io import rollout_to_record
@@ -273,6 +273,32 @@ def test_too_many_masked_rollouts_stop_the_run_with_a_checkpoint(tmp_path):
     with pytest.raises(RetrievalError, match=r"Training stopped after step 0: `rollout_max_failed_share` must not be"):
         trainer.train()
     assert (tmp_path / "checkpoint-0" / "trainer_state.json").is_file()
+
+
+class Unready(TinyRetriever):
+    """Answers every search, but fails from a question on whether it is ready; they are counted from 0."""
+
+    def __init__(self, first, failure):
+        super().__init__()
+        self.first, self.failure, self.num_asked = first, failure, 0
+
+    def ready(self, timeout=5.0):
+        self.num_asked += 1
+        if self.num_asked > self.first:
+            raise self.failure
+
+
+@pytest.mark.parametrize("moment", [0, 1], ids=["after the rollouts", "after their diagnosis"])
+def test_masking_trusts_an_index_that_went_away_but_not_another_one(tmp_path, undisturbed, moment):
+    retriever = Unready(moment, away())
+    trainer = run_of(GCATrainer, tmp_path / "away", retriever, retrieval_on_failure="mask")
+    trainer.train()
+    assert retriever.num_asked == 6
+    assert_same(outcome(trainer, tmp_path / "away"), undisturbed(GCATrainer))
+    retriever = Unready(moment, IndexMismatchError("another index"))
+    trainer = run_of(GCATrainer, tmp_path / "other", retriever, retrieval_on_failure="mask")
+    with pytest.raises(RetrievalError, match="Training stopped after step 0: another index"):
+        trainer.train()
 
 
 @pytest.mark.parametrize("is_main", [True, False])
