@@ -22,8 +22,7 @@ from grounded_rl.errors import (
     IndexMismatchError,
     RetrievalError,
 )
-from grounded_rl.retrieval.base import Hit, Retriever, check_ready, close_retriever
-from grounded_rl.retrieval.wrapper import check_request
+from grounded_rl.retrieval.base import Hit, Retriever, check_ready, check_request, close_retriever
 
 _MIN_QUERIES_PER_MEMBER = 8
 _FIRST_PROBE_S = 0.2

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from grounded_rl.errors import ConfigurationError
+
 
 @dataclass(frozen=True, slots=True)
 class Passage:
@@ -115,3 +117,27 @@ def close_retriever(retriever: Retriever) -> None:
     close = getattr(retriever, "close", None)
     if close is not None:
         close()
+
+
+def check_request(queries: Sequence[str], k: int) -> None:
+    """
+    Refuse what no retriever accepts.
+
+    Args:
+        queries (`Sequence[str]`):
+            Queries of a search.
+        k (`int`):
+            Hits wanted per query.
+
+    Raises:
+        `ConfigurationError`: If `queries` is one string or holds something else, or `k` is not a positive integer.
+    """
+    if isinstance(queries, str):
+        raise ConfigurationError("`queries` must be a list of strings: got one string. Write `[query]`.")
+    for position, query in enumerate(queries):
+        if not isinstance(query, str):
+            raise ConfigurationError(
+                f"`queries` must hold strings: got {type(query).__name__} at position {position}. Convert it first."
+            )
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ConfigurationError(f"`k` must be an integer of at least 1: got {k!r}. Ask for one hit or more.")

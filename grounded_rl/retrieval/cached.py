@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from grounded_rl.errors import BackendUnavailableError, BadResponseError, ConfigurationError, RetrievalError
-from grounded_rl.retrieval.base import Hit, Retriever, check_ready
+from grounded_rl.retrieval.base import Hit, Retriever, check_ready, check_request
 from grounded_rl.retrieval.result_file import ResultFile
 from grounded_rl.retrieval.stats import SearchStats
-from grounded_rl.retrieval.wrapper import RetrieverWrapper, check_request
+from grounded_rl.retrieval.wrapper import RetrieverWrapper
 
 _Hits = tuple[Hit, ...]
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from grounded_rl.errors import BackendUnavailableError, BadResponseError, ConfigurationError, IndexMismatchError
-from grounded_rl.retrieval.base import Hit
+from grounded_rl.retrieval.base import Hit, check_request
 from grounded_rl.retrieval.connection import Answer, Connection
 from grounded_rl.retrieval.wire import INDEX_ID_HEADER, INFO_PATH, READY_PATH, RETRIEVE_PATH, decode_results
 
@@ -150,7 +150,7 @@ class HTTPRetriever:
             `RetrievalError`: If any part of the answer is missing or cannot be trusted; there are no partial results.
             `ConfigurationError`: If `k` or `queries` cannot be used.
         """
-        _check_arguments(queries, k)
+        check_request(queries, k)
         # Unpaired surrogates (a model's broken byte sequences) cannot be sent.
         sent = [query.encode("utf-8", "replace").decode("utf-8") for query in queries]
         distinct = list(dict.fromkeys(query for query in sent if query.strip()))
@@ -302,16 +302,3 @@ def _split(queries: list[str], max_queries: int) -> list[list[str]]:
         batches[-1].append(query)
         size += num_bytes
     return batches
-
-
-def _check_arguments(queries: Sequence[str], k: int) -> None:
-    """Raise unless `queries` is a sequence of strings and `k` a positive integer."""
-    if isinstance(queries, str):
-        raise ConfigurationError("`queries` must be a list of strings: got one string. Write `[query]`.")
-    for position, query in enumerate(queries):
-        if not isinstance(query, str):
-            raise ConfigurationError(
-                f"`queries` must hold strings: got {type(query).__name__} at position {position}. Convert it first."
-            )
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ConfigurationError(f"`k` must be an integer of at least 1: got {k!r}. Ask for one hit or more.")

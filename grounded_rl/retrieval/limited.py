@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from grounded_rl.errors import ConfigurationError
-from grounded_rl.retrieval.base import Hit, Retriever
+from grounded_rl.retrieval.base import Hit, Retriever, check_request
 from grounded_rl.retrieval.stats import SearchStats
-from grounded_rl.retrieval.wrapper import RetrieverWrapper, check_request
+from grounded_rl.retrieval.wrapper import RetrieverWrapper
 
 
 class LimitedRetriever(RetrieverWrapper):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from grounded_rl.errors import ConfigurationError
 from grounded_rl.retrieval.base import Hit, Retriever, check_ready, close_retriever
 
 _OPTIONAL = frozenset({"sample", "search_parameters"})
@@ -60,27 +59,3 @@ class RetrieverWrapper:
         if name in _OPTIONAL:
             return getattr(self.inner, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-
-def check_request(queries: Sequence[str], k: int) -> None:
-    """
-    Refuse what no retriever accepts, before a wrapper takes it apart.
-
-    Args:
-        queries (`Sequence[str]`):
-            Queries of a search.
-        k (`int`):
-            Hits wanted per query.
-
-    Raises:
-        `ConfigurationError`: If `queries` is one string or holds something else, or `k` is not a positive integer.
-    """
-    if isinstance(queries, str):
-        raise ConfigurationError("`queries` must be a list of strings: got one string. Write `[query]`.")
-    for position, query in enumerate(queries):
-        if not isinstance(query, str):
-            raise ConfigurationError(
-                f"`queries` must hold strings: got {type(query).__name__} at position {position}. Convert it first."
-            )
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ConfigurationError(f"`k` must be an integer of at least 1: got {k!r}. Ask for one hit or more.")

@@ -13,7 +13,7 @@ from typing import Any
 import tantivy
 
 from grounded_rl.errors import ConfigurationError, RetrievalError
-from grounded_rl.retrieval.base import Hit, Passage
+from grounded_rl.retrieval.base import Hit, Passage, check_request
 from grounded_rl.retrieval.bm25.analysis import (
     ANALYZER,
     BACKEND,
@@ -107,7 +107,7 @@ class BM25Retriever:
             `RetrievalError`: If the index could not be read.
             `ConfigurationError`: If `k` is below 1 or `queries` is not a sequence of strings.
         """
-        _check_arguments(queries, k)
+        check_request(queries, k)
         distinct = list(dict.fromkeys(queries))
         threads = min(self._num_threads, len(distinct) // _MIN_QUERIES_PER_THREAD)
         if threads > 1:
@@ -206,19 +206,6 @@ def _open_searcher(folder: Path) -> tuple[tantivy.Searcher, tantivy.Schema]:
 def _num_cpus() -> int:
     """CPUs this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _check_arguments(queries: Sequence[str], k: int) -> None:
-    """Raise unless `queries` is a sequence of strings and `k` a positive integer."""
-    if isinstance(queries, str):
-        raise ConfigurationError("`queries` must be a list of strings: got one string. Write `[query]`.")
-    for position, query in enumerate(queries):
-        if not isinstance(query, str):
-            raise ConfigurationError(
-                f"`queries` must hold strings: got {type(query).__name__} at position {position}. Convert it first."
-            )
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ConfigurationError(f"`k` must be an integer of at least 1: got {k!r}. Ask for one hit or more.")
 
 
 def _check_compatible(index_dir: Path, manifest: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from grounded_rl.errors import ConfigurationError, IndexMismatchError, RetrievalError
 from grounded_rl.import_utils import require
-from grounded_rl.retrieval.base import Hit, Passage
+from grounded_rl.retrieval.base import Hit, Passage, check_request
 from grounded_rl.retrieval.corpus import id_sort_key
 from grounded_rl.retrieval.dense.build import BACKEND
 from grounded_rl.retrieval.dense.files import PROBE, PassageFile, map_vectors
@@ -129,7 +129,7 @@ class DenseRetriever:
             `RetrievalError`: If the index could not be read or the encoder failed.
             `ConfigurationError`: If `k` is below 1 or `queries` is not a sequence of strings.
         """
-        _check_arguments(queries, k)
+        check_request(queries, k)
         distinct = list(dict.fromkeys(query[:MAX_QUERY_CHARACTERS] for query in queries if query.strip()))
         found: dict[str, list[Hit]] = {}
         for start in range(0, len(distinct), _QUERIES_PER_CALL):
@@ -315,16 +315,3 @@ def _check_settings(encoder: Encoder, record: Mapping[str, Any]) -> None:
             f"`encoder` must have the settings the index was built with: got "
             f"{', '.join(f'`{name}` {now[name]!r} for {record[name]!r}' for name in changed)}. Load it with those."
         )
-
-
-def _check_arguments(queries: Sequence[str], k: int) -> None:
-    """Raise unless `queries` is a sequence of strings and `k` a positive integer."""
-    if isinstance(queries, str):
-        raise ConfigurationError("`queries` must be a list of strings: got one string. Write `[query]`.")
-    for position, query in enumerate(queries):
-        if not isinstance(query, str):
-            raise ConfigurationError(
-                f"`queries` must hold strings: got {type(query).__name__} at position {position}. Convert it first."
-            )
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ConfigurationError(f"`k` must be an integer of at least 1: got {k!r}. Ask for one hit or more.")

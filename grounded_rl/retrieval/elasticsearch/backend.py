@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grounded_rl.errors import BadResponseError, ConfigurationError, IndexMismatchError, RetrievalError
-from grounded_rl.retrieval.base import Hit, Passage
+from grounded_rl.retrieval.base import Hit, Passage, check_request
 from grounded_rl.retrieval.elasticsearch.client import ElasticsearchClient, ElasticsearchSettings
 from grounded_rl.retrieval.elasticsearch.dispatch import Body, Dispatcher, InFlightLimit, Outcome, RetryPolicy, retried
 from grounded_rl.retrieval.elasticsearch.failures import status_error
 from grounded_rl.retrieval.elasticsearch.identity import OpenIndex, check_unchanged, find_index, searched_fields
-from grounded_rl.retrieval.elasticsearch.plan import SearchPlan, check_arguments, check_encoder, check_vectors
+from grounded_rl.retrieval.elasticsearch.plan import SearchPlan, check_encoder, check_vectors
 from grounded_rl.retrieval.elasticsearch.pointer import PROBE_FILE, read_pointer
 from grounded_rl.retrieval.elasticsearch.queries import (
     MAX_HITS,
@@ -216,7 +216,7 @@ class ElasticsearchRetriever:
             `RetrievalError`: If any query could not be answered in full within `patience`.
             `ConfigurationError`: If `k` or `queries` cannot be used.
         """
-        check_arguments(queries, k)
+        check_request(queries, k)
         size = min(k, int(self._index.meta["num_passages"]))
         if size > MAX_HITS:
             raise ConfigurationError(f"`k` must be at most {MAX_HITS} for Elasticsearch: got {k}. Ask for fewer hits.")

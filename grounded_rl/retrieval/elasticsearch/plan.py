@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,16 +90,3 @@ def check_vectors(vectors: Any, count: int, dims: int) -> None:
             f"`encoder` must give {count} vectors of {dims} dimensions and length 1: got shape {vectors.shape}. "
             "Use an encoder that normalises."
         )
-
-
-def check_arguments(queries: Sequence[str], k: int) -> None:
-    """Raise unless `queries` is a sequence of strings and `k` a positive integer."""
-    if isinstance(queries, str):
-        raise ConfigurationError("`queries` must be a list of strings: got one string. Write `[query]`.")
-    for position, query in enumerate(queries):
-        if not isinstance(query, str):
-            raise ConfigurationError(
-                f"`queries` must hold strings: got {type(query).__name__} at position {position}. Convert it first."
-            )
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ConfigurationError(f"`k` must be an integer of at least 1: got {k!r}. Ask for one hit or more.")
