@@ -295,8 +295,8 @@ def report(args: argparse.Namespace) -> str:
             "",
             *table(two),
             "",
-            "One update per generation: TRL needs no old-policy pass, GCA makes one. With vLLM, TRL makes it too, unless "
-            "`vllm_importance_sampling_correction` is off.",
+            "One update per generation: TRL needs no old-policy pass, GCA makes one. With vLLM, TRL makes it too, "
+            "unless `vllm_importance_sampling_correction` is off.",
             "",
             *table(one),
         ]

@@ -67,6 +67,14 @@ def test_a_kept_gradient_is_scaled_to_the_upper_bound():
     assert_equal(torch.autograd.grad(kept.sum(), ratio)[0], [0.64, -1.0, 1.0, 0.0, 1.0])
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_clipped_gradient": True}])
+def test_a_ratio_exactly_at_a_bound_keeps_its_gradient(options):
+    ratio, advantages = tensor(0.5, 1.5, 2.0).requires_grad_(), tensor(-1, 1, -1)
+    value = clipped_surrogate(ratio, advantages, clip_low=0.5, clip_high=0.5, dual_clip=2.0, **options)
+    assert_equal(value, [-0.5, 1.5, -2.0])
+    assert_equal(torch.autograd.grad(value.sum(), ratio)[0], [-1.0, 1.0, -1.0])
+
+
 def test_a_kept_gradient_survives_a_ratio_that_underflowed_to_zero():
     ratio = tensor(0.0, 0.0, 2.0).requires_grad_()
     kept = clipped_surrogate(ratio, tensor(1, -1, 1), clip_high=0.28, keep_clipped_gradient=True)
