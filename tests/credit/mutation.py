@@ -56,7 +56,7 @@ TESTS = {
     "gca": ("gca", "gca_tables"),
     "gca_ablations": ("gca_tables",),
     "router": ("magnitudes", "router"),
-    "tree": ("tree", "selection", "sipo"),
+    "tree": ("tree", "tree_tokens", "selection", "sipo"),
     "tree_tokens": ("tree_tokens",),
     "selection": ("selection", "events", "sipo"),
     "events": ("events", "sipo"),

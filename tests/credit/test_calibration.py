@@ -94,6 +94,15 @@ def test_the_interval_is_that_of_resampled_trees():
     assert math.isclose(interval.estimate, float(entries.mean()))
 
 
+def test_an_interval_follows_its_generator_and_no_other():
+    entries, trees = torch.randn(40, generator=seeded(5), dtype=torch.float64), torch.arange(40)
+    intervals = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        intervals.append(bootstrap_mean(entries, trees, torch.zeros(40).long(), num_resamples=20, generator=seeded(3)))
+    assert intervals[0] == intervals[1]
+
+
 def test_the_interval_covers_the_mean_of_clustered_data():
     """With strong dependence within trees, a tree bootstrap is wide enough where one over entries would not be."""
     generator = seeded(11)
@@ -152,6 +161,20 @@ def test_predictions_use_the_slope_of_the_step_before():
     everything = rows.pop("all").observed
     assert (everything.num_entries, everything.num_trees) == (3, 2)
     assert {row.observed.num_entries for row in rows.values()} == {1}
+
+
+def test_a_candidate_at_the_mean_of_its_set_adds_nothing_to_the_slope():
+    # Scores 1, 2, 3 have z = -1.224745, 0, 1.224745: the slope is 1.224745 * (0.8 + 0.4) / 3 = 0.489898.
+    _, pairs = worked_sample()
+    alone = CandidateSample(
+        scores=double([1.0, 2.0, 3.0]),
+        outcomes=double([-0.8, 7.0, 0.4]),
+        set_ids=longs([0, 0, 0]),
+        tree_ids=longs([0, 0, 0]),
+        steps=longs([0, 0, 0]),
+    )
+    rows = {row.group: row for row in rank_calibration(alone, pairs, num_resamples=2, generator=seeded())}
+    assert_equal(double(rows["rank 1"].predicted.estimate), 0.489898 * 1.179761, rtol=2e-6)
 
 
 def test_bins_are_those_of_the_paper():

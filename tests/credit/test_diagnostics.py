@@ -183,11 +183,22 @@ def test_outcome_credit_penalises_the_hits_in_aggregate():
     assert_equal(parts.observed, [-0.408248], rtol=1e-6)
 
 
+def test_a_hit_is_whatever_is_not_zero():
+    ids = longs([0] * 5)
+    parts = hit_decomposition(double(REWARDS), 3 * longs(HITS), ids)
+    for name, value in vars(hit_decomposition(double(REWARDS), longs(HITS), ids)).items():
+        assert_equal(getattr(parts, name), value)
+
+
 def test_the_decomposition_of_a_pair_uses_the_sample_deviation():
     # (1, 0): covariance .25, sample sd sqrt(.5): 2 * .25 / .707107 = .707107, the advantage of the only hit.
     parts = hit_decomposition(double([1.0, 0.0]), longs([1, 0]), longs([0, 0]), epsilon=0.0)
     assert_equal(parts.predicted, [0.5**0.5])
     assert_equal(parts.observed, [0.5**0.5])
+    # A large epsilon shrinks both alike: 2 * .25 / 1.707107.
+    parts = hit_decomposition(double([1.0, 0.0]), longs([1, 0]), longs([0, 0]), epsilon=1.0)
+    assert_equal(parts.predicted, [0.5 / (1 + 0.5**0.5)])
+    assert_equal(parts.observed, parts.predicted)
 
 
 def test_a_format_reward_can_turn_the_sign():

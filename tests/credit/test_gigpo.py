@@ -51,6 +51,11 @@ def test_clusters_share_text_within_a_prompt():
     assert observation_clusters(OBSERVATIONS, GROUPS).tolist() == [0, 1, 2, 0, 1, 3]
 
 
+def test_no_observations_have_no_clusters():
+    labels = observation_clusters([], longs([]).long())
+    assert (labels.shape, labels.dtype) == ((0,), torch.long)
+
+
 def test_similar_texts_join_the_first_cluster_that_fits():
     texts = ["the capital of France", "the capital of France?", "something else", "the capital of Franco?"]
     exact = observation_clusters(texts, longs([0] * 4))

@@ -223,6 +223,11 @@ def test_values_match_recursion_over_the_nodes(kind: str, batch: Batch, seed: in
     assert_equal(values, double([reference_value(node, leaf_values, kind) for node in batch.nodes]))
 
 
+def test_an_only_child_without_surprisal_has_all_the_weight():
+    weights = child_weights(torch.tensor([-1, 0, 1]), double([NAN, 0.0, 0.0]), weights="proportional")
+    assert_equal(weights, [0.0, 1.0, 1.0])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @quick
 @given(batch=tree_batches())

@@ -148,6 +148,10 @@ def test_node_indices_outside_the_tree_are_refused():
         node_surprisals(torch.zeros(1, 2), torch.tensor([[0]]), torch.tensor([-1]))
 
 
+def test_a_token_without_a_node_has_no_advantage():
+    assert spread_to_tokens(torch.tensor([3.0, 4.0]), torch.tensor([[1, NO_NODE, 0]])).tolist() == [[4.0, 0.0, 3.0]]
+
+
 def test_an_empty_batch_of_tokens_is_allowed():
     assert spread_to_tokens(torch.zeros(2), torch.zeros(0, 5, dtype=torch.long)).shape == (0, 5)
 
