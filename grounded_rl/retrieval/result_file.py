@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import sqlite3
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -117,11 +119,12 @@ class ResultFile:
     def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
         try:
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            # In this order: another process that makes the file right now marks it before it adds the table.
             (num_tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
             if num_tables and application != _APPLICATION_ID:
                 raise sqlite3.DatabaseError("a database of something else")
-            connection.execute("PRAGMA journal_mode = WAL")
+            _use_write_ahead_log(connection)
             connection.execute("PRAGMA synchronous = NORMAL")
             with connection:
                 connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
@@ -135,6 +138,20 @@ class ResultFile:
         if not self._has_warned:
             self._has_warned = True
             logger.warning("The search cache `%s` cannot be used (%s); searches go on without it.", self._path, error)
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Switch to write-ahead logging; unlike other statements, this one does not wait for another process by itself."""
+    deadline = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() >= deadline:
+                raise
+        time.sleep(random.uniform(0.001, 0.02))
 
 
 def _encoded(hits: Sequence[Hit]) -> bytes:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from grounded_rl.errors import (
     IndexMismatchError,
 )
 from grounded_rl.retrieval.cached import CachedRetriever
+from grounded_rl.retrieval.result_file import ResultFile
 from grounded_rl.retrieval.stats import SearchStats
 from tests.retrieval.flaky import FlakyBackend, answer_of, away, in_threads
 
@@ -312,6 +314,18 @@ for number in range(int(sys.argv[2]), 10**9):
     queries = [f"query {number} {part}" for part in range(20)]
     assert cached.search(queries, 5) == [answer_of(query, 5) for query in queries]
 """
+
+
+def test_a_new_file_is_opened_by_many_at_once(tmp_path):
+    together = threading.Barrier(12)
+
+    def opened(path):
+        together.wait()
+        ResultFile(path, max_entries=10).close()
+
+    with ThreadPoolExecutor(12) as pool:
+        for number in range(10):
+            list(pool.map(opened, [tmp_path / f"cache-{number}.sqlite"] * 12))
 
 
 def test_killed_writers_leave_a_file_that_works(tmp_path):
