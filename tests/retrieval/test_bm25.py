@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from grounded_rl.errors import ConfigurationError, RetrievalError
 from grounded_rl.retrieval import Passage, bm25
 from grounded_rl.retrieval.bm25 import BM25Retriever, analysis, build_bm25_index
+from grounded_rl.retrieval.bm25.search import _remove
 from grounded_rl.retrieval.corpus import id_sort_key
 from tests.retrieval import contract
 
@@ -328,6 +330,25 @@ def test_opening_and_searching_write_nothing_into_the_index(tmp_path):
     retriever = BM25Retriever.open(tmp_path / "index")
     assert retriever.search(["Lima"], 1)[0]
     assert {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "index").rglob("*"))} == before
+
+
+def test_the_links_go_even_while_something_writes_beside_them(tmp_path, monkeypatch):
+    folder = tmp_path / "links"
+    folder.mkdir()
+    remove = shutil.rmtree
+    calls = []
+
+    def disturbed(path, **options):
+        remove(path, **options)
+        calls.append(path)
+        if len(calls) < 3:  # as if the lock had been written between the last look and the removal of the folder
+            path.mkdir()
+            (path / "meta.lock").touch()
+
+    monkeypatch.setattr("grounded_rl.retrieval.bm25.search.shutil.rmtree", disturbed)
+    _remove(folder)
+    assert len(calls) == 3
+    assert not folder.exists()
 
 
 def test_an_open_index_outlives_its_replacement(tmp_path):

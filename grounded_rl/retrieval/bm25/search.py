@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -27,7 +30,10 @@ from grounded_rl.retrieval.bm25.analysis import (
 from grounded_rl.retrieval.corpus import id_sort_key
 from grounded_rl.retrieval.manifest import load_manifest
 
+logger = logging.getLogger(__name__)
+
 _TIE_MARGIN = 8
+_REMOVAL_ATTEMPTS = 10
 _MIN_QUERIES_PER_THREAD = 4
 
 
@@ -193,14 +199,27 @@ def _open_searcher(folder: Path) -> tuple[tantivy.Searcher, tantivy.Schema]:
     """Searcher over the files of a folder, which is left untouched."""
     # The library takes a lock file next to the segments, which fails where the index is shared read-only. It takes it
     # here instead, beside links to the files; once they are mapped, the links are not needed.
-    with tempfile.TemporaryDirectory(prefix="grounded-rl-") as links:
+    links = Path(tempfile.mkdtemp(prefix="grounded-rl-"))
+    try:
         for path in folder.iterdir():
             if path.suffix != ".lock":
-                (Path(links) / path.name).symlink_to(path)
-        index = tantivy.Index.open(links)
+                (links / path.name).symlink_to(path)
+        index = tantivy.Index.open(str(links))
         index.config_reader("manual")
         index.register_tokenizer(ANALYZER, analyzer())
         return index.searcher(), index.schema
+    finally:
+        _remove(links)
+
+
+def _remove(links: Path) -> None:
+    """Remove the links; the library's watcher of the files may write its lock beside them until it has stopped."""
+    for attempt in range(_REMOVAL_ATTEMPTS):
+        shutil.rmtree(links, ignore_errors=True)
+        if not links.exists():
+            return
+        time.sleep(0.001 * 2**attempt)
+    logger.warning("The temporary folder `%s` could not be removed; nothing needs it any more.", links)
 
 
 def _num_cpus() -> int:
