@@ -29,8 +29,8 @@ $(STAMP): requirements/ci.txt setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	@touch $@
 
-$(TEST_STAMP): $(STAMP) requirements/retrieval.txt
-	$(BIN)/python -m pip install --quiet -r requirements/retrieval.txt
+$(TEST_STAMP): $(STAMP) requirements/extras.txt
+	$(BIN)/python -m pip install --quiet -r requirements/extras.txt
 	-$(BIN)/python -m tests.retrieval.es_node prepare
 	@touch $@
 
