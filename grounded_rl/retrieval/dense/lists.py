@@ -39,8 +39,8 @@ FLAT_LIMIT: Final = 1_000_000
 _TRAINING_BYTES: Final = 1 << 29
 _TRAINING_PER_LIST: Final = 64
 _MIN_TRAINING_PER_LIST: Final = 39
-_MIN_PROBES: Final = 64
 """FAISS warns below this number."""
+_MIN_PROBES: Final = 64
 _BLOCK: Final = 16_384
 _ID_BYTES: Final = 8
 _GRAPH_LINKS: Final = 32
