@@ -24,7 +24,8 @@ def es_node() -> Iterator[ElasticsearchNode]:
     """A running node shared by all tests of the session: do not kill it, start one of your own for that."""
     need_client()
     try:
-        node = ElasticsearchNode()
+        # Time limits of searches are kept by a clock that stands still for 200 ms unless told otherwise.
+        node = ElasticsearchNode({"thread_pool.estimated_time_interval": "1ms"})
     except PartsMissingError as error:
         pytest.skip(str(error))
     with node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -69,13 +70,19 @@ def test_a_failed_search_gives_its_room_back():
 
 def test_the_time_in_the_queue_is_measured():
     stats = SearchStats()
-    backend = FlakyBackend(on_search=lambda queries: threading.Event().wait(0.05))
+
+    def search_for_50_ms(queries):
+        while len(backend.requests) == 1 and len(limited._waiting) < 3:
+            pass  # the first search begins when the others wait
+        time.sleep(0.05)
+
+    backend = FlakyBackend(on_search=search_for_50_ms)
     limited = LimitedRetriever(backend, 1, stats=stats)
     in_threads(4, lambda number: limited.search([f"query {number}"], 1))
     window = stats.window()
     assert window.queued == 4
     # Nobody, one, two and three searches of 50 ms in front.
-    assert window.queue_s > 0.2
+    assert 0.28 < window.queue_s < 3.0
     assert window.metrics()["search/queue_ms"] == pytest.approx(250 * window.queue_s, rel=1e-9)
 
 
