@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import TextIO
 
 from grounded_rl.errors import RolloutError
 from grounded_rl.rollouts.tree import Candidate, Leaf, Node, RolloutTree, Selection
@@ -189,15 +191,43 @@ def _write_records(path: str | os.PathLike, records: Iterable[dict], *, append: 
         with path.open("a", encoding="utf-8") as stream:
             stream.writelines(lines)
         return len(lines)
+    with _replaced(path) as stream:
+        stream.writelines(lines)
+    return len(lines)
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[TextIO]:
+    """A stream whose text takes the place of the file when the block ends; if it raises, the file stays as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as stream:
-            stream.writelines(lines)
+            yield stream
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return len(lines)
+
+
+def drop_records_from(path: str | os.PathLike, step: int) -> None:
+    """
+    Keep the records of a run's earlier steps, of rollouts and of trees, and nothing else.
+
+    Args:
+        path (`str` or `PathLike`):
+            File of a run. An incomplete last line, which a killed run leaves, is dropped too.
+        step (`int`):
+            First step that is dropped.
+    """
+    path = Path(path)
+    with path.open(encoding="utf-8") as stream, _replaced(path) as kept:
+        for line in stream:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if record.get("step", record.get("extras", {}).get("step", step)) < step:
+                kept.write(line)
 
 
 def _iterate_records(path: str | os.PathLike) -> Iterator[tuple[int, dict]]:

@@ -9,9 +9,10 @@ the concatenation `prompt_ids + turn.ids + turn.observation_ids + …` is exactl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from grounded_rl.errors import RolloutError
 
@@ -125,6 +126,28 @@ class Turn:
                     f"`{name}` must have one entry per sampled token ({len(self.ids)}): got {len(values)}. "
                     "Pass `None` where a turn has no such values."
                 )
+
+
+T = TypeVar("T")
+
+
+def sampled_parts(turns: Iterable[Turn], values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """
+    What belongs to the sampled tokens of every turn.
+
+    Args:
+        turns (`Iterable[Turn]`):
+            Turns of a rollout, in order.
+        values (`Sequence`):
+            One value per token of the completion, observations included; what lies beyond the last turn is ignored.
+
+    Yields:
+        `Sequence`: One value per sampled token of the turn.
+    """
+    start = 0
+    for turn in turns:
+        yield values[start : start + len(turn.ids)]
+        start += len(turn.ids) + len(turn.observation_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from grounded_rl.credit.selection import (
 )
 from grounded_rl.errors import ConfigurationError
 from grounded_rl.rollouts.tree import NOT_FRESH, ROOT, Candidate, RolloutTree, Selection
+from grounded_rl.rollouts.types import sampled_parts
 from grounded_rl.sampling.engine import Engine
 from grounded_rl.sampling.growth import Branch, Growth
 from grounded_rl.sampling.scheduler import Episode, RolloutRequest, RolloutSampler
@@ -213,11 +214,7 @@ class TreeSampler:
         scored = self.score(prompts, [episode.context[len(episode.request.prompt_ids) :] for episode in episodes])
         surprisals: list[list[float | None]] = []
         for episode, logps in zip(episodes, scored, strict=True):
-            row, start = [], 0
-            for turn in episode.turns:
-                row.append(_surprisal(logps[start : start + len(turn.ids)]))
-                start += len(turn.ids) + len(turn.observation_ids)
-            surprisals.append(row)
+            surprisals.append([_surprisal(part) for part in sampled_parts(episode.turns, logps)])
         return surprisals
 
     def _choose(self, growth: Growth) -> tuple[list[Candidate], list[int]]:

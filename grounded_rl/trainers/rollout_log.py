@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from grounded_rl.rollouts.io import save_rollouts, save_trees
+from grounded_rl.rollouts.io import drop_records_from, save_rollouts, save_trees
 from grounded_rl.rollouts.tree import RolloutTree
-from grounded_rl.rollouts.types import Rollout
+from grounded_rl.rollouts.types import Rollout, sampled_parts
 
 
 class RolloutLog:
@@ -41,23 +39,8 @@ class RolloutLog:
 
     def _open(self, step: int) -> None:
         if not self._is_open and self.path.is_file():
-            _drop_from(self.path, step)
+            drop_records_from(self.path, step)
         self._is_open = True
-
-
-def _drop_from(path: Path, step: int) -> None:
-    """Keep the records of earlier steps: none when a run starts, those before the checkpoint when it is resumed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with path.open(encoding="utf-8") as stream, temporary.open("w", encoding="utf-8") as kept:
-        for line in stream:
-            try:
-                record = json.loads(line)
-                is_earlier = record.get("step", record.get("extras", {}).get("step", step)) < step
-            except ValueError:
-                continue  # the last line of a killed run may be incomplete
-            if is_earlier:
-                kept.write(line)
-    temporary.replace(path)
 
 
 def with_credit(
@@ -74,9 +57,8 @@ def with_credit(
     shared, advantages = credit
     if shared is not None:
         extras["advantage"] = 0.0 if is_masked else round(shared, 6)
-    turns, position = [], 0
-    for turn in rollout.turns:
-        values = advantages[position : position + len(turn.ids)]
-        turns.append(replace(turn, advantages=tuple(0.0 if is_masked else round(value, 6) for value in values)))
-        position += len(turn.ids) + len(turn.observation_ids)
-    return replace(rollout, turns=tuple(turns), extras=extras)
+    turns = tuple(
+        replace(turn, advantages=tuple(0.0 if is_masked else round(value, 6) for value in values))
+        for turn, values in zip(rollout.turns, sampled_parts(rollout.turns, advantages), strict=True)
+    )
+    return replace(rollout, turns=turns, extras=extras)

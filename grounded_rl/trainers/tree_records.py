@@ -9,6 +9,7 @@ import torch
 
 from grounded_rl.credit import SIPOCredit, leaf_mask, subtree_sums, zero_variance_trees
 from grounded_rl.rollouts.tree import Node, RolloutTree
+from grounded_rl.rollouts.types import sampled_parts
 from grounded_rl.sampling.forest import Forest
 from grounded_rl.trainers._trl import GenerationBatch
 
@@ -110,11 +111,11 @@ def _token_advantages(tree: RolloutTree, rows: Sequence[Sequence[float] | None])
     """Advantages of every node's sampled tokens, from any rollout through it that is trained on."""
     found: dict[int, tuple[float, ...]] = {}
     for number, row in enumerate(rows):
-        position = 0
-        for node in tree.leaf_path(number) if row is not None else ():
-            turn = tree.nodes[node].turn
-            found.setdefault(node, tuple(round(value, _DIGITS) for value in row[position : position + len(turn.ids)]))
-            position += len(turn.ids) + len(turn.observation_ids)
+        if row is None:
+            continue
+        path = tree.leaf_path(number)
+        for node, values in zip(path, sampled_parts([tree.nodes[node].turn for node in path], row), strict=True):
+            found.setdefault(node, tuple(round(value, _DIGITS) for value in values))
     return found
 
 
